@@ -1,0 +1,1 @@
+"""Model weights into memory, inside the inference process. Nothing of the daemon imports it."""

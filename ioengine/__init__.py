@@ -1,0 +1,1 @@
+"""Bytes, descriptors and buffers. Knows no digest, no image and no registry."""

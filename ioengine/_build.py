@@ -1,0 +1,46 @@
+"""Builds ioengine._native from csrc/: the only place that names the C sources.
+
+The cdef is the part of csrc/ember_io.h between its two markers: one list of declarations.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).resolve().parent
+CSRC = HERE / "csrc"
+SOURCES = ("ring.c", "guard.c", "inflate.c")
+
+
+def declarations() -> str:
+    """The text of ember_io.h between ``cffi: begin`` and ``cffi: end``."""
+    text = (CSRC / "ember_io.h").read_text(encoding="utf-8")
+    return text.split("/* cffi: begin */")[1].split("/* cffi: end */")[0]
+
+
+ffi = FFI()
+ffi.cdef(declarations())
+ffi.set_source(
+    "ioengine._native",
+    '#include "ember_io.h"',
+    sources=[os.path.relpath(CSRC / name, HERE.parent) for name in SOURCES],
+    include_dirs=[str(CSRC)],
+    depends=[str(CSRC / "ember_io.h")],
+    libraries=["uring", "z", "pthread"],
+    extra_compile_args=[
+        "-O2",
+        "-std=gnu11",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unused-parameter",
+        "-Wno-unused-function",
+        "-D_GNU_SOURCE",
+    ],
+    py_limited_api=True,
+)
+
+if __name__ == "__main__":
+    ffi.compile(verbose=True)

@@ -1,0 +1,1 @@
+#include "ember_io.h"

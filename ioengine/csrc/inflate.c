@@ -1,0 +1,6 @@
+#include "ember_io.h"
+
+int ember_io_version(void)
+{
+	return 1;
+}

@@ -1,0 +1,1 @@
+"""Registries: references, credentials, mirrors, and the HTTP rules of pulling ranges."""

@@ -1,0 +1,1 @@
+"""containerd's snapshot model: the metastore, the ten verbs, the overlay mounts."""
