@@ -4,7 +4,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: help deps venv build demo test unit lint conformance c-test bench clean
+.PHONY: help deps venv build demo test unit lint c-test conformance integration bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -13,18 +13,36 @@ deps: ## Debian packages and the virtual environment
 	@./tests/tools/install-packages
 	@./tests/tools/make-venv "$(VENV)"
 
+venv: deps
+
 build: deps ## compile the C core, the keeper and the protobuf bindings in place
 	@$(PY) setup.py -q build_ext --inplace
 
+demo: build ## the same image through overlayfs and through Ember, in one table (root)
+	@$(PY) -m bench.demo
+
 lint: build ## ruff, mypy --strict, import floors, tidy, C warnings as errors
-	@$(PY) -m ruff check . && $(PY) -m ruff format --check -q .
-	@$(PY) -m mypy
-	@$(VENV)/bin/lint-imports
-	@$(PY) -m pytest -q tests/tidy
+	@./tests/tools/run-tests "$(VENV)" ruff format types floors tidy
 	@$(MAKE) -s -C tests/c warnings
+
+unit: build ## the tests that need no root and no kernel feature
+	@./tests/tools/run-tests "$(VENV)" unit
+
+c-test: build ## the C sources: warnings as errors, their tests, under ASan and UBSan too
+	@./tests/tools/run-tests "$(VENV)" c
+
+conformance: build ## containerd's own snapshotter suite against Ember's socket
+	@./tests/conformance/snapshots/run "$(VENV)"
+
+integration: build ## real mounts, a real registry, real containerd (root)
+	@./tests/tools/run-tests "$(VENV)" integration
 
 test: build ## everything: lint, unit, C, conformance, integration with real containerd
 	@./tests/tools/run-tests "$(VENV)"
 
-clean: ## remove what the build made
-	rm -rf build dist *.egg-info snapshotter/rpc/pb ioengine/*.so ioengine/_native.c ioengine/ember-keeper tests/c/bin
+bench: build ## all measurements, ratios in one run, as JSON (root)
+	@$(PY) -m bench --all
+
+clean: ## remove what the build and the tests made
+	rm -rf build dist *.egg-info snapshotter/rpc/pb ioengine/*.so ioengine/_native.c \
+	  ioengine/ember-keeper tests/c/bin .cache/test-logs

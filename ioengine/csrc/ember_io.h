@@ -1,7 +1,7 @@
 /*
  * The native half of ioengine: an io_uring ring, the fanotify guard and gzip checkpoints.
  *
- * Every function returns 0 or a count on success and -errno on failure. Close functions accept NULL.
+ * Every function returns 0 or a count on success, -errno on failure. Close functions accept NULL.
  * Nothing here takes the GIL, knows a digest, or allocates on a hot path.
  */
 #ifndef EMBER_IO_H
