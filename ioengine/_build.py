@@ -12,7 +12,7 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE / "csrc"
-SOURCES = ("ring.c", "guard.c", "inflate.c")
+SOURCES = ("ring.c", "guard.c", "inflate.c", "bits.c")
 
 
 def declarations() -> str:
