@@ -14,6 +14,32 @@
 
 /* ---- ring.c -------------------------------------------------------------------------------- */
 
+/*
+ * A ring owns `depth` request slots and uses the caller's arena of equal buffers. A request is
+ * queued (its slot number comes back), goes to the kernel with the next submit, and is over when
+ * reap names its slot. Short transfers are continued inside. One thread opens, uses and closes.
+ */
+typedef struct ember_ring ember_ring;
+
+struct ember_ring_done {
+	uint32_t slot;
+	int64_t result; /* bytes moved, or -errno */
+};
+
+int ember_ring_allowed(int *killed_by);
+int ember_ring_open(unsigned depth, void *arena, unsigned buffers, unsigned buffer_bytes,
+		    ember_ring **out);
+int ember_ring_close(ember_ring *ring);
+int ember_ring_eventfd(const ember_ring *ring);
+int ember_ring_registered(const ember_ring *ring);
+int ember_ring_read(ember_ring *ring, int fd, unsigned buffer, unsigned length, uint64_t offset);
+int ember_ring_write(ember_ring *ring, int fd, unsigned buffer, unsigned length, uint64_t offset,
+		     int sync);
+int ember_ring_sync(ember_ring *ring, int fd);
+int ember_ring_submit(ember_ring *ring);
+int ember_ring_reap(ember_ring *ring, struct ember_ring_done *out, unsigned room);
+int ember_ring_active(const ember_ring *ring);
+
 /* ---- guard.c ------------------------------------------------------------------------------- */
 
 /* ---- inflate.c ----------------------------------------------------------------------------- */
