@@ -63,6 +63,7 @@ def stages(venv: Path) -> list[Stage]:
             ["make", "-s", "-C", "tests/c", "warnings", "test", "asan", "ubsan"],
             "tests/c/Makefile",
         ),
+        Stage("containerd2", 1, 900, [python, "-m", "bench.bed.gobin"]),
         Stage("contracts", 1, 600, [*tests, "tests/conformance"], "tests/conformance"),
         Stage(
             "containerd-suite",

@@ -1,0 +1,1 @@
+"""Measurements: each compares Ember with something else in the same run, and prints ratios."""

@@ -1,0 +1,39 @@
+"""A tiny image: one static program and some bytes; for tests that are about the bed, not the image.
+
+The program prints `ready`; with the argument `wait` it then sleeps until it is killed.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from bench.bed.image import Image, build
+from bench.bed.process import run
+
+PROGRAM = """\
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+int main(int count, char **words)
+{
+    puts("ready");
+    fflush(stdout);
+    while (count > 1 && !strcmp(words[1], "wait"))
+        pause();
+    return 0;
+}
+"""
+
+
+def tiny_image(folder: Path, *, bytes_each: int = 256 * 1024, layers: int = 2) -> Image:
+    """Build an image of ``layers`` layers below ``folder``; all but the first hold noise."""
+    trees = [folder / f"tree{number}" for number in range(layers)]
+    for number, tree in enumerate(trees):
+        (tree / "data").mkdir(parents=True)
+        noise = random.Random(number).randbytes(bytes_each)
+        (tree / "data" / f"noise{number}").write_bytes(noise)
+    source = folder / "program.c"
+    source.write_text(PROGRAM)
+    run(["gcc", "-O2", "-static", "-o", trees[0] / "program", source])
+    return build("bed/tiny", "gzip", trees, ["/program"], folder / "images")
