@@ -64,6 +64,12 @@ class CorruptError(EmberError):
     retryable = True
 
 
+class RangeUnsupportedError(CorruptError):
+    """The origin does not serve parts of this blob; it may still be read whole, once."""
+
+    retryable = False
+
+
 class RefusedError(EmberError):
     """Malformed or hostile input that will never be accepted; names the fault and its place."""
 

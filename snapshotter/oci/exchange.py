@@ -1,0 +1,102 @@
+"""One HTTP exchange as values, and the Protocol that transport and its wrappers share.
+
+Life of an exchange: `Sender.send` returns once the head of the answer is here, whatever its
+status; the caller then either reads `chunks` to the end or calls `close`, always one of them.
+A wrapper adds one rule (cool-down, redirects, authorization) and passes the rest on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+from snapshotter.oci.hosts import Host
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to send. ``url`` is sent as it is, with nothing quoted again.
+
+    ``headers`` may go anywhere; ``home_headers`` (secrets, a host's own headers) only to the
+    origin of ``host``. ``repository`` and ``registry`` say for whom credentials are looked up.
+    """
+
+    url: str
+    host: Host
+    registry: str
+    repository: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    home_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    method: str = "GET"
+    body: bytes | None = field(default=None, repr=False)
+    keep_redirect: bool = False
+    identity: object = field(default=None, repr=False)
+
+    def to(self, url: str, *, at_home: bool) -> Request:
+        """The same request for another place; secrets travel only if it is ``at_home``."""
+        return replace(self, url=url, home_headers=self.home_headers if at_home else {})
+
+
+class Response(Protocol):
+    """The head of an answer, and its body still to come."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Case-insensitive; of a repeated header the first."""
+        ...
+
+    def header_values(self, name: str) -> list[str]:
+        """Every value of a repeated header."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes, not decoded. UnavailableError if it breaks, DeadlineError if it
+        stalls. The connection is kept for others only if the body was read to its end."""
+        ...
+
+    async def close(self) -> None:
+        """Give up what is left of the body."""
+        ...
+
+
+class Sender(Protocol):
+    """Sends a request and returns the head of the answer.
+
+    Raises UnavailableError (BusyError, DeadlineError) if there is none.
+    """
+
+    async def send(self, request: Request) -> Response: ...
+
+
+def origin_of(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port: what decides whether a secret may travel."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return parts.scheme, (parts.hostname or "").lower(), port
+
+
+def without_query(url: str) -> str:
+    """The URL as it may stand in a message: signatures and users left out."""
+    parts = urlsplit(url)
+    authority = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, authority, parts.path, "", ""))
+
+
+async def read_body(response: Response, limit_bytes: int) -> bytes | None:
+    """The whole body; None (and the rest given up) if it is longer than ``limit_bytes``."""
+    parts: list[bytes] = []
+    total = 0
+    try:
+        async for chunk in response.chunks():
+            total += len(chunk)
+            if total > limit_bytes:
+                return None
+            parts.append(chunk)
+    finally:
+        await response.close()
+    return b"".join(parts)

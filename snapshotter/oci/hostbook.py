@@ -1,0 +1,84 @@
+"""Which hosts to ask for a blob now, in order: the files of certs.d plus what was learnt.
+
+Learnt are only two things, both forgotten after a while: a host that answers ranges with whole
+bodies, and a host whose bytes for a blob failed their digest. Files are looked at again from time
+to time, never on every read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from snapshotter.clock import Clock
+from snapshotter.content import Digest
+from snapshotter.oci.hosts import Host, host_directory, load_hosts
+from snapshotter.oci.recollection import Recollection
+
+_RECHECK_S = 10.0
+_LEARNT_S = 600.0
+
+
+class HostBook:
+    """Hosts by registry and blob."""
+
+    def __init__(
+        self, clock: Clock, certs_dirs: Sequence[Path] = (), plain_http: Sequence[str] = ()
+    ) -> None:
+        self._certs_dirs = tuple(certs_dirs)
+        self._plain_http = frozenset(plain_http)
+        self._hosts: Recollection[str, tuple[object, list[Host]]] = Recollection(clock, _RECHECK_S)
+        self._loaded: Recollection[str, tuple[object, list[Host]]] = Recollection(clock, 86400)
+        self._rangeless: Recollection[tuple[str, str], bool] = Recollection(clock, _LEARNT_S)
+        self._suspects: Recollection[tuple[str, Digest], frozenset[str]]
+        self._suspects = Recollection(clock, _LEARNT_S)
+
+    def hosts(self, registry: str, capability: str) -> list[Host]:
+        """The hosts that have ``capability`` for ``registry``, mirrors first.
+
+        Raises ConfigError if the registry's hosts.toml can't be used.
+        """
+        known = self._hosts.get(registry)
+        if known is None:
+            stamp = self._stamp(registry)
+            known = self._loaded.get(registry)
+            if known is None or known[0] != stamp:
+                plain = registry in self._plain_http
+                known = (stamp, load_hosts(self._certs_dirs, registry, plain_http=plain))
+                self._loaded.put(registry, known)
+            self._hosts.put(registry, known)
+        return [host for host in known[1] if capability in host.capabilities]
+
+    def _stamp(self, registry: str) -> object:
+        """Changes when the registry's directory, its hosts.toml or the directory's entries do."""
+        directory = host_directory(self._certs_dirs, registry)
+        if directory is None:
+            return None
+        found = []
+        for path in (directory, directory / "hosts.toml"):
+            try:
+                state = path.stat()
+            except OSError:
+                continue
+            found.append((path, state.st_mtime_ns, state.st_size, state.st_ino))
+        return tuple(found)
+
+    def for_blob(self, registry: str, repository: str, digest: Digest) -> list[Host]:
+        """The hosts to pull a blob from: those whose bytes for it were wrong come last."""
+        hosts = self.hosts(registry, "pull")
+        suspects = self._suspects.get((repository, digest))
+        if suspects:
+            hosts.sort(key=lambda host: host.base in suspects)
+        return hosts
+
+    def suspect(self, repository: str, digest: Digest, host: Host) -> None:
+        """``host`` gave bytes for this blob that failed their digest."""
+        known = self._suspects.get((repository, digest)) or frozenset()
+        self._suspects.put((repository, digest), known | {host.base})
+
+    def note_rangeless(self, host: Host, repository: str) -> None:
+        """``host`` does not serve ranges of this repository."""
+        self._rangeless.put((host.base, repository), True)
+
+    def is_rangeless(self, host: Host, repository: str) -> bool:
+        return self._rangeless.get((host.base, repository)) is not None

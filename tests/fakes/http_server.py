@@ -1,0 +1,190 @@
+"""A small HTTP/1.1 server for tests that can also misbehave on the wire.
+
+It speaks real sockets (TLS too), so what is tested is the client that ships. A handler returns an
+`Answer`; the answer says how its body is sent, and where the connection is cut, reset or hung.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request as it came. Header names are in lower case."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes = b""
+
+    @property
+    def path(self) -> str:
+        return unquote(urlsplit(self.target).path)
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(urlsplit(self.target).query))
+
+
+@dataclass
+class Answer:
+    """What to send. ``cut_after`` bytes of the body the connection ends as ``cut`` says:
+    ``close`` (a clean end), ``reset`` (RST) or ``hang`` (nothing more until the server stops)."""
+
+    status: int = 200
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    body: bytes = b""
+    cut_after: int | None = None
+    cut: str = "close"
+    chunked: bool = False
+    send_length: bool = True
+    drip_bytes: int | None = None
+    drip_delay_s: float = 0.0
+
+    def set(self, name: str, value: str | None) -> None:
+        """Replace a header; None removes it."""
+        self.headers = [pair for pair in self.headers if pair[0].lower() != name.lower()]
+        if value is not None:
+            self.headers.append((name, value))
+
+
+Handler = Callable[[Seen], Awaitable[Answer]]
+
+
+class HttpServer:
+    """Serves `handle` on a free port of 127.0.0.1 while it is entered."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self.seen: list[Seen] = []
+        self.connections = 0
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self.port = 0
+
+    async def handle(self, seen: Seen) -> Answer:
+        raise NotImplementedError
+
+    @property
+    def authority(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self._tls else 'http'}://{self.authority}"
+
+    async def __aenter__(self):
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen; the second time on the same port as before."""
+        self._stopping.clear()
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, ssl=self._tls, limit=1024 * 1024
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening and end every connection."""
+        if self._server is None:
+            return
+        self._stopping.set()
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server = None
+
+    async def until_asked(self, count: int) -> None:
+        """Return once ``count`` requests have come."""
+        while len(self.seen) < count:
+            self._arrived.clear()
+            await asyncio.wait_for(self._arrived.wait(), 10)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            while (seen := await _read_request(reader)) is not None:
+                self.seen.append(seen)
+                self._arrived.set()
+                if not await self._send(writer, seen, await self.handle(seen)):
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
+            pass
+        except asyncio.CancelledError:
+            if not self._stopping.is_set():
+                raise
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _send(self, writer: asyncio.StreamWriter, seen: Seen, answer: Answer) -> bool:
+        """Send; False if the connection is to end."""
+        body = b"" if seen.method == "HEAD" else answer.body
+        head = [f"HTTP/1.1 {answer.status} Whatever"]
+        head += [f"{name}: {value}" for name, value in answer.headers]
+        if answer.chunked:
+            head.append("Transfer-Encoding: chunked")
+        elif answer.send_length:
+            head.append(f"Content-Length: {len(answer.body)}")
+        else:
+            head.append("Connection: close")
+        if answer.cut_after == -1:  # not even a head
+            return await self._end(writer, answer.cut)
+        writer.write("\r\n".join(head).encode("latin-1") + b"\r\n\r\n")
+        if answer.chunked and body:
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        if answer.cut_after is not None:
+            body = body[: answer.cut_after]
+        step = answer.drip_bytes or max(1, len(body))
+        for start in range(0, len(body), step):
+            writer.write(body[start : start + step])
+            await writer.drain()
+            if answer.drip_delay_s:
+                await asyncio.sleep(answer.drip_delay_s)
+        await writer.drain()
+        if answer.cut_after is not None:
+            return await self._end(writer, answer.cut)
+        return answer.send_length or answer.chunked
+
+    async def _end(self, writer: asyncio.StreamWriter, how: str) -> bool:
+        if how == "hang":
+            await self._stopping.wait()
+        elif how == "reset":
+            raw = writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        return False
+
+
+async def _read_request(reader: asyncio.StreamReader) -> Seen | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    lines = head.decode("latin-1").split("\r\n")
+    method, target, _ = lines[0].split(" ", 2)
+    headers = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name.strip().lower()] = value.strip()
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Seen(method, target, headers, body)
