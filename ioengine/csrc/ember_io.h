@@ -54,6 +54,44 @@ int64_t ember_bits_next_zero(const uint8_t *bits, uint64_t first, uint64_t end);
 
 int ember_io_version(void);
 
+/* A place in a gzip blob where inflating can begin: see ember_inflate_resume. */
+typedef struct {
+	uint64_t in_offset;    /* compressed offset of the first byte to be given */
+	uint64_t out_offset;   /* plain offset of the first byte that comes out */
+	uint32_t bits;         /* unread (high) bits of that first byte; 0: the byte is wholly unread */
+	uint32_t window_bytes; /* plain bytes before out_offset that are needed: 0 to 32,768 */
+	uint32_t member;       /* 1: a gzip member's header begins here; 0: inside a member */
+} ember_inflate_point;
+
+/* One call's buffers, and what became of them. */
+typedef struct {
+	const uint8_t *input;
+	size_t in_bytes;
+	uint8_t *output;
+	size_t out_bytes;
+	uint64_t *ends;   /* takes the compressed offset at which each plain chunk was complete */
+	size_t ends_room;
+	size_t consumed;  /* results from here on */
+	size_t produced;
+	size_t ends_count;
+} ember_inflate_io;
+
+typedef struct ember_inflate ember_inflate;
+
+/* spacing 0: no restart points; chunk_bytes 0: no chunk ends. */
+int ember_inflate_open(ember_inflate **self, uint64_t spacing_bytes, uint64_t chunk_bytes);
+int ember_inflate_resume(ember_inflate **self, const ember_inflate_point *at,
+			 const uint8_t *window);
+/* 0: all input is consumed; 1: out or ends is full; 2: a restart point waits to be read. */
+int ember_inflate_step(ember_inflate *self, ember_inflate_io *io);
+/* Copies the point that step has just announced and its window (room for 32,768 bytes). */
+int ember_inflate_take(ember_inflate *self, ember_inflate_point *point, uint8_t *window);
+/* 1 where a gzip file may end: behind a member or in the zeros after one; else 0. */
+int ember_inflate_at_end(const ember_inflate *self);
+/* What step's -EBADMSG was about; never NULL. */
+const char *ember_inflate_fault(const ember_inflate *self);
+void ember_inflate_close(ember_inflate *self);
+
 /* cffi: end */
 
 #endif

@@ -1,6 +1,330 @@
+/*
+ * Inflating gzip files of any number of members, with restart points on the way.
+ *
+ * A restart point is the state of a deflate decoder between two blocks: compressed offset, bits
+ * left over in a byte, and the last 32 KiB of plain bytes. It is the idea of zlib's zran.c example,
+ * carried across members: their CRC and length are verified wherever decoding began at a header.
+ * A member's header is a point too, without a window.
+ */
 #include "ember_io.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+enum {
+	GZIP_WINDOW_BITS = 15 + 16,
+	RAW_WINDOW_BITS = -15,
+	WINDOW_BYTES = 32768,
+	TRAILER_BYTES = 8,
+	/* A member's header costs no window, so it may follow the last point this much sooner. */
+	MEMBER_SPACING_DIVISOR = 4,
+};
+
+enum { NEEDS_INPUT = 0, NEEDS_ROOM = 1, AT_POINT = 2, RUNNING = 3 };
+
+enum phase {
+	BETWEEN, /* at the first byte of a member, or at the end */
+	MEMBER,  /* inside a member whose header was seen: zlib checks its trailer */
+	PRIMING, /* resumed: the bits of the first byte are still to be given to zlib */
+	RAW,     /* resumed inside a member */
+	TRAILER, /* behind the deflate stream of a member that was resumed */
+	PADDING, /* zeros behind the last member, as tapes leave them */
+	FAILED,
+};
+
+struct ember_inflate {
+	z_stream z;
+	enum phase phase;
+	uint64_t in_total;
+	uint64_t out_total;
+	uint64_t spacing;
+	uint64_t chunk_bytes;
+	uint64_t last_point; /* plain offset of the last restart point */
+	uint64_t members;    /* members that ended */
+	unsigned trailer_left;
+	ember_inflate_point point;
+	const char *fault;
+};
 
 int ember_io_version(void)
 {
 	return 1;
+}
+
+static int fail(ember_inflate *self, const char *fault)
+{
+	self->phase = FAILED;
+	self->fault = fault;
+	return -EBADMSG;
+}
+
+static int open_at(ember_inflate **self, int window_bits, enum phase phase)
+{
+	ember_inflate *made = calloc(1, sizeof(*made));
+	int rc;
+
+	*self = NULL;
+	if (!made)
+		return -ENOMEM;
+	rc = inflateInit2(&made->z, window_bits);
+	if (rc != Z_OK) {
+		free(made);
+		return rc == Z_MEM_ERROR ? -ENOMEM : -EINVAL;
+	}
+	made->phase = phase;
+	made->fault = "no fault";
+	*self = made;
+	return 0;
+}
+
+int ember_inflate_open(ember_inflate **self, uint64_t spacing_bytes, uint64_t chunk_bytes)
+{
+	int rc = open_at(self, GZIP_WINDOW_BITS, BETWEEN);
+
+	if (rc < 0)
+		return rc;
+	(*self)->spacing = spacing_bytes;
+	(*self)->chunk_bytes = chunk_bytes;
+	return 0;
+}
+
+int ember_inflate_resume(ember_inflate **self, const ember_inflate_point *at,
+			 const uint8_t *window)
+{
+	int rc;
+
+	*self = NULL;
+	if (at->bits > 7 || at->window_bytes > WINDOW_BYTES ||
+	    (at->member && (at->bits || at->window_bytes)))
+		return -EINVAL;
+	if (at->member)
+		rc = open_at(self, GZIP_WINDOW_BITS, BETWEEN);
+	else
+		rc = open_at(self, RAW_WINDOW_BITS, at->bits ? PRIMING : RAW);
+	if (rc < 0)
+		return rc;
+	if (at->window_bytes &&
+	    inflateSetDictionary(&(*self)->z, window, at->window_bytes) != Z_OK) {
+		ember_inflate_close(*self);
+		*self = NULL;
+		return -EINVAL;
+	}
+	(*self)->point = *at;
+	(*self)->in_total = at->in_offset;
+	(*self)->out_total = at->out_offset;
+	return 0;
+}
+
+static void consume(ember_inflate *self, ember_inflate_io *io, size_t count)
+{
+	io->consumed += count;
+	self->in_total += count;
+}
+
+/* Plain bytes until the next place where zlib must stop; 0 = only where the buffer ends. */
+static uint64_t until_stop(const ember_inflate *self)
+{
+	uint64_t stop = UINT64_MAX;
+	uint64_t since = self->out_total - self->last_point;
+
+	if (self->chunk_bytes)
+		stop = self->chunk_bytes - self->out_total % self->chunk_bytes;
+	if (self->spacing && since < self->spacing && self->spacing - since < stop)
+		stop = self->spacing - since;
+	return stop;
+}
+
+static int point_is_due(const ember_inflate *self)
+{
+	return self->spacing && self->out_total - self->last_point >= self->spacing;
+}
+
+static void set_point(ember_inflate *self, unsigned bits, int member)
+{
+	self->point.in_offset = self->in_total - (bits ? 1 : 0);
+	self->point.out_offset = self->out_total;
+	self->point.bits = bits;
+	self->point.window_bytes = 0;
+	self->point.member = member;
+	self->last_point = self->out_total;
+}
+
+static int after_inflate(ember_inflate *self, int rc, int due)
+{
+	switch (rc) {
+	case Z_STREAM_END:
+		self->members++;
+		self->phase = self->phase == RAW ? TRAILER : BETWEEN;
+		self->trailer_left = TRAILER_BYTES;
+		return RUNNING;
+	case Z_OK:
+		/* 128: between two blocks; 64: the block before was the member's last. */
+		if (due && (self->z.data_type & 192) == 128) {
+			set_point(self, self->z.data_type & 7, 0);
+			return AT_POINT;
+		}
+		return RUNNING;
+	case Z_BUF_ERROR:
+		return RUNNING;
+	case Z_MEM_ERROR:
+		return -ENOMEM;
+	case Z_NEED_DICT:
+		return fail(self, "needs a preset dictionary");
+	default:
+		return fail(self, self->z.msg ? self->z.msg : "not a deflate stream");
+	}
+}
+
+/* One call of zlib's inflate, short of the next chunk end and restart point. */
+static int inflate_some(ember_inflate *self, ember_inflate_io *io)
+{
+	size_t in_left = io->in_bytes - io->consumed;
+	size_t out_left = io->out_bytes - io->produced;
+	uint64_t stop = until_stop(self);
+	int due = point_is_due(self);
+	size_t took, gave;
+	int rc;
+
+	if (!out_left || (self->chunk_bytes && io->ends_count == io->ends_room))
+		return NEEDS_ROOM;
+	if (out_left > stop)
+		out_left = stop;
+	if (out_left > UINT32_MAX)
+		out_left = UINT32_MAX;
+	if (in_left > UINT32_MAX)
+		in_left = UINT32_MAX;
+	self->z.next_in = (z_const Bytef *)io->input + io->consumed;
+	self->z.avail_in = in_left;
+	self->z.next_out = io->output + io->produced;
+	self->z.avail_out = out_left;
+	rc = inflate(&self->z, due ? Z_BLOCK : Z_NO_FLUSH);
+	took = in_left - self->z.avail_in;
+	gave = out_left - self->z.avail_out;
+	consume(self, io, took);
+	io->produced += gave;
+	self->out_total += gave;
+	if (gave && self->chunk_bytes && self->out_total % self->chunk_bytes == 0)
+		io->ends[io->ends_count++] = self->in_total;
+	rc = after_inflate(self, rc, due);
+	if (rc == RUNNING && !took && !gave && !in_left && self->phase != BETWEEN &&
+	    self->phase != TRAILER)
+		return NEEDS_INPUT;
+	return rc;
+}
+
+static int begin_member(ember_inflate *self, const ember_inflate_io *io)
+{
+	uint64_t since = self->out_total - self->last_point;
+
+	if (self->members && io->input[io->consumed] == 0) {
+		self->phase = PADDING;
+		return RUNNING;
+	}
+	if (inflateReset2(&self->z, GZIP_WINDOW_BITS) != Z_OK)
+		return -EINVAL;
+	self->phase = MEMBER;
+	if (!self->members || !self->spacing || since < self->spacing / MEMBER_SPACING_DIVISOR)
+		return RUNNING;
+	set_point(self, 0, 1);
+	return AT_POINT;
+}
+
+static int prime(ember_inflate *self, ember_inflate_io *io)
+{
+	unsigned bits = self->point.bits;
+
+	if (inflatePrime(&self->z, bits, io->input[io->consumed] >> (8 - bits)) != Z_OK)
+		return -EINVAL;
+	consume(self, io, 1);
+	self->phase = RAW;
+	return RUNNING;
+}
+
+static int skip_trailer(ember_inflate *self, ember_inflate_io *io)
+{
+	size_t left = io->in_bytes - io->consumed;
+	unsigned count = left < self->trailer_left ? left : self->trailer_left;
+
+	consume(self, io, count);
+	self->trailer_left -= count;
+	if (!self->trailer_left)
+		self->phase = BETWEEN;
+	return RUNNING;
+}
+
+static int skip_zeros(ember_inflate *self, ember_inflate_io *io)
+{
+	for (; io->consumed < io->in_bytes; consume(self, io, 1))
+		if (io->input[io->consumed] != 0)
+			return fail(self, "bytes behind the last member that are not gzip");
+	return NEEDS_INPUT;
+}
+
+int ember_inflate_step(ember_inflate *self, ember_inflate_io *io)
+{
+	int rc = RUNNING;
+
+	io->consumed = 0;
+	io->produced = 0;
+	io->ends_count = 0;
+	while (rc == RUNNING) {
+		int inside = self->phase == MEMBER || self->phase == RAW;
+
+		if (!inside && self->phase != FAILED && io->consumed == io->in_bytes)
+			return NEEDS_INPUT;
+		switch (self->phase) {
+		case BETWEEN:
+			rc = begin_member(self, io);
+			break;
+		case MEMBER:
+		case RAW:
+			rc = inflate_some(self, io);
+			break;
+		case PRIMING:
+			rc = prime(self, io);
+			break;
+		case TRAILER:
+			rc = skip_trailer(self, io);
+			break;
+		case PADDING:
+			rc = skip_zeros(self, io);
+			break;
+		case FAILED:
+			rc = -EBADMSG;
+			break;
+		}
+	}
+	return rc;
+}
+
+int ember_inflate_take(ember_inflate *self, ember_inflate_point *point, uint8_t *window)
+{
+	uInt bytes = 0;
+
+	if (!self->point.member &&
+	    inflateGetDictionary(&self->z, (Bytef *)window, &bytes) != Z_OK)
+		return -EINVAL;
+	self->point.window_bytes = bytes;
+	*point = self->point;
+	return 0;
+}
+
+int ember_inflate_at_end(const ember_inflate *self)
+{
+	return self->members > 0 && (self->phase == BETWEEN || self->phase == PADDING);
+}
+
+const char *ember_inflate_fault(const ember_inflate *self)
+{
+	return self->fault;
+}
+
+void ember_inflate_close(ember_inflate *self)
+{
+	if (!self)
+		return;
+	inflateEnd(&self->z);
+	free(self);
 }

@@ -1,0 +1,248 @@
+"""From the chunks that are wanted to the compressed ranges that give them, and back to chunks.
+
+Pure but for reading a checkpoint's window: ``plan`` says which ranges to fetch, a Decoder turns
+their bytes into whole chunks, a DecoderPool keeps decoders that may be continued. Whether a chunk
+is right is for the caller to check against its digest: a decoder only notices what cannot be.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from snapshotter.content import Compression, Digest
+from snapshotter.errors import CorruptError, InvalidArgumentError, RefusedError
+from snapshotter.image.gzip import GzipStream
+from snapshotter.image.index import LayerIndex
+from snapshotter.image.plain import StoredStream
+from snapshotter.image.stream import PlainStream, RestartPoint
+from snapshotter.image.zstd import ZstdStream
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Compressed bytes [in_offset, in_end) that give the chunks first_chunk to last_chunk.
+
+    All of these come out whole, in order. ``wanted_chunk`` is the first that was asked for: those
+    before it come out on the way from ``checkpoint`` (None for a plain layer).
+    """
+
+    in_offset: int
+    in_end: int
+    checkpoint: int | None
+    first_chunk: int
+    wanted_chunk: int
+    last_chunk: int
+
+    @property
+    def length_bytes(self) -> int:
+        """How many compressed bytes must be fetched."""
+        return self.in_end - self.in_offset
+
+
+def plan(
+    index: LayerIndex,
+    chunks: Iterable[int],
+    *,
+    gap_bytes: int = 0,
+    limit_bytes: int | None = None,
+) -> list[Span]:
+    """The fewest compressed ranges that give ``chunks``, in the order of the blob.
+
+    Ranges that overlap, touch, or lie no more than ``gap_bytes`` apart become one, unless it would
+    grow over ``limit_bytes`` where it could be cut at a checkpoint. The dearest case is a layer
+    with one checkpoint: its spans begin at 0.
+    """
+    spans: list[Span] = []
+    checkpoint: int | None = None
+    for chunk in sorted(set(chunks)):
+        alone = _span_of(index, chunk)
+        last = spans[-1] if spans else None
+        if last is not None and _join(last, checkpoint, alone, gap_bytes, limit_bytes):
+            spans[-1] = replace(last, in_end=max(last.in_end, alone.in_end), last_chunk=chunk)
+        else:
+            spans.append(alone)
+        checkpoint = alone.checkpoint
+    return spans
+
+
+def _span_of(index: LayerIndex, chunk: int) -> Span:
+    in_end = index.chunk_input_end(chunk)
+    offset = index.chunk_extent(chunk).offset
+    if index.compression is Compression.PLAIN:
+        return Span(offset, in_end, None, chunk, chunk, chunk)
+    point = index.nearest_checkpoint(offset)
+    first = -(-point.out_offset // index.chunk_bytes)
+    return Span(point.in_offset, in_end, point.number, first, chunk, chunk)
+
+
+def _join(
+    last: Span, checkpoint: int | None, alone: Span, gap_bytes: int, limit_bytes: int | None
+) -> bool:
+    """Whether ``alone`` goes into ``last``, whose last chunk comes from ``checkpoint``."""
+    if checkpoint is not None and checkpoint == alone.checkpoint:
+        return True
+    if limit_bytes is not None and alone.in_end - last.in_offset > limit_bytes:
+        return False
+    return alone.in_offset <= last.in_end + gap_bytes
+
+
+class Decoder:
+    """Turns a span's compressed bytes, given in order and in any pieces, into whole chunks.
+
+    Used by one thread at a time. After an error it must be thrown away.
+    """
+
+    def __init__(self, index: LayerIndex, span: Span) -> None:
+        """Begin at the span's checkpoint.
+
+        Raises NotFoundError if the windows file is needed and missing, RefusedError if it is torn.
+        """
+        self.index = index
+        self.span = span
+        self.next_chunk = span.first_chunk
+        """The number of the next chunk that comes out."""
+        self.failed = False
+        self._stream = _stream_at(index, span)
+        self._chunk = bytearray(index.chunk_bytes)
+
+    @property
+    def in_offset(self) -> int:
+        """Compressed offset of the next byte to be fed."""
+        return self._stream.in_offset
+
+    @property
+    def done(self) -> bool:
+        """Whether the span's last chunk has come out."""
+        return self.next_chunk > self.span.last_chunk
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory this decoder holds."""
+        return self._stream.memory_bytes() + len(self._chunk)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[tuple[int, bytes]]:
+        """Give the compressed bytes at ``in_offset``: the chunks that are now whole.
+
+        Bytes behind what the span needs are left alone (``in_offset`` tells). Raises CorruptError
+        if the bytes cannot be this layer's.
+        """
+        try:
+            return self._feed(memoryview(data))
+        except RefusedError as error:
+            self.failed = True
+            raise CorruptError(
+                f"bytes received for layer {self.index.layer} do not decode: {error}"
+            ) from error
+
+    def extend(self, span: Span) -> None:
+        """Go on to another span, whose wanted chunks all lie ahead of this decoder.
+
+        ``span`` then holds what is left to be fetched. Raises InvalidArgumentError if the
+        decoder is past them.
+        """
+        if self.failed or span.wanted_chunk < self.next_chunk:
+            raise InvalidArgumentError(
+                f"a decoder at chunk {self.next_chunk} of {self.index.layer} cannot go back to "
+                f"chunk {span.wanted_chunk}"
+            )
+        self.span = replace(
+            span,
+            in_offset=self.in_offset,
+            in_end=max(span.in_end, self.in_offset),
+            first_chunk=self.next_chunk,
+        )
+
+    def _feed(self, data: memoryview) -> list[tuple[int, bytes]]:
+        chunks: list[tuple[int, bytes]] = []
+        stream, size = self._stream, self.index.chunk_bytes
+        while not self.done:
+            number, filled = divmod(stream.out_offset, size)
+            length = self.index.chunk_extent(number).length
+            consumed, produced = stream.step(data, memoryview(self._chunk)[filled:length])
+            data = data[consumed:]
+            if filled + produced < length:
+                break
+            if number == self.next_chunk:  # else it is the tail of one that began before
+                chunks.append((number, bytes(memoryview(self._chunk)[:length])))
+                self.next_chunk += 1
+        if not self.done and stream.in_offset >= self.span.in_end:
+            raise RefusedError(
+                f"chunk {self.next_chunk} should be complete at compressed byte "
+                f"{self.span.in_end} and is not"
+            )
+        return chunks
+
+
+def _stream_at(index: LayerIndex, span: Span) -> PlainStream:
+    if span.checkpoint is None:
+        return StoredStream(at=RestartPoint(span.in_offset, span.in_offset))
+    point = index.restart_point(index.checkpoint(span.checkpoint))
+    if index.compression is Compression.GZIP:
+        return GzipStream(at=point)
+    return ZstdStream(at=point)
+
+
+class DecoderPool:
+    """Decoders that reached their span's end and may be continued, least recently used dropped.
+
+    A reader that goes through a layer chunk by chunk would otherwise inflate from the same
+    checkpoint again and again. Bounded by number and by memory; safe to use from any thread.
+    """
+
+    def __init__(self, *, max_decoders: int = 64, max_bytes: int = 256 * 1024 * 1024) -> None:
+        self._max_decoders = max_decoders
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, Decoder] = OrderedDict()
+        self._bytes = 0
+
+    def take(self, index: LayerIndex, span: Span) -> Decoder:
+        """A decoder for ``span``, the caller's alone: a kept one if that is nearer, or a new one.
+
+        What must be fetched and fed is the *decoder's* ``span``. Raises as Decoder does.
+        """
+        with self._lock:
+            nearest = max(
+                (kept for kept in self._kept.values() if _serves(kept, index, span)),
+                key=lambda kept: kept.in_offset,
+                default=None,
+            )
+            if nearest is not None:
+                self._remove(id(nearest))
+        if nearest is None:
+            return Decoder(index, span)
+        nearest.extend(span)
+        return nearest
+
+    def give(self, decoder: Decoder) -> None:
+        """Hand a decoder back for reuse; it is dropped if it failed or nothing lies ahead."""
+        index = decoder.index
+        plain = index.compression is Compression.PLAIN
+        if decoder.failed or plain or decoder.next_chunk >= index.chunk_count:
+            return
+        with self._lock:
+            self._kept[id(decoder)] = decoder
+            self._bytes += decoder.memory_bytes
+            while len(self._kept) > self._max_decoders or self._bytes > self._max_bytes:
+                self._remove(next(iter(self._kept)))
+
+    def discard(self, layer: Digest) -> None:
+        """Drop what is kept for ``layer``."""
+        with self._lock:
+            for key in [key for key, kept in self._kept.items() if kept.index.layer == layer]:
+                self._remove(key)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _remove(self, key: int) -> None:
+        self._bytes -= self._kept.pop(key).memory_bytes
+
+
+def _serves(kept: Decoder, index: LayerIndex, span: Span) -> bool:
+    """Whether ``kept`` lies between the span's checkpoint and its first wanted chunk."""
+    same = kept.index.layer == index.layer and kept.index.chunk_bytes == index.chunk_bytes
+    return same and kept.in_offset >= span.in_offset and kept.next_chunk <= span.wanted_chunk

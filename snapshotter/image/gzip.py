@@ -1,0 +1,67 @@
+"""The stream of a gzip layer: all members, each verified, restart points in between.
+
+Go's gzip reader, which containerd unpacks with, refuses what follows the last member unless it is
+another member. So does this one, but for zeros (tape padding), which every gzip tool ignores.
+"""
+
+from __future__ import annotations
+
+from ioengine.inflate import InflateError, InflatePoint, Inflater
+from snapshotter.errors import RefusedError
+from snapshotter.image.stream import PointKind, RestartPoint
+
+_STATE_BYTES = 48 * 1024
+"""zlib's inflate state: 32 KiB of window, its tables, and itself (zlib's FAQ, "memory")."""
+
+
+class GzipStream:
+    """A PlainStream over zlib; CRC and length are checked of members read from their header."""
+
+    def __init__(
+        self, *, spacing_bytes: int = 0, chunk_bytes: int = 0, at: RestartPoint | None = None
+    ) -> None:
+        point = None
+        if at is not None:
+            member = at.kind is PointKind.MEMBER
+            point = InflatePoint(at.in_offset, at.out_offset, at.bits, at.window, member)
+        self._inflater = Inflater(spacing_bytes=spacing_bytes, chunk_bytes=chunk_bytes, at=point)
+        self.in_offset = self._inflater.in_offset
+        self.out_offset = self._inflater.out_offset
+
+    def step(self, data: memoryview, out: memoryview) -> tuple[int, int]:
+        inflater = self._inflater
+        try:
+            consumed, produced = inflater.step(data, out)
+        except InflateError as error:
+            raise RefusedError(
+                f"gzip stream, compressed byte {inflater.in_offset}: {error}"
+            ) from None
+        self.in_offset, self.out_offset = inflater.in_offset, inflater.out_offset
+        return consumed, produced
+
+    def take_ends(self) -> list[int]:
+        ends, self._inflater.ends = self._inflater.ends, []
+        return ends
+
+    def take_points(self) -> list[RestartPoint]:
+        points, self._inflater.points = self._inflater.points, []
+        return [
+            RestartPoint(
+                point.in_offset,
+                point.out_offset,
+                PointKind.MEMBER if point.member else PointKind.BLOCK,
+                point.bits,
+                point.window,
+            )
+            for point in points
+        ]
+
+    def finish(self) -> None:
+        if not self._inflater.at_end():
+            raise RefusedError(
+                f"gzip stream is cut: it ends at compressed byte {self.in_offset}, inside a "
+                "member or its trailer"
+            )
+
+    def memory_bytes(self) -> int:
+        return _STATE_BYTES

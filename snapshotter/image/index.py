@@ -1,0 +1,304 @@
+"""The index of a layer: all that must be local before the layer can be mounted and read.
+
+Where each chunk comes from and its digest, where inflating can begin, and the EROFS metadata
+image. The checkpoints' windows lie in a second file, which a mount does not need. An index is
+immutable; whoever opens one may trust its structure, while what it promises is only as good as
+who made it. It knows no registry and no cache.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import operator
+from array import array
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import zstandard
+from blake3 import blake3
+
+from snapshotter.content import Compression, Digest, Extent
+from snapshotter.errors import InvalidArgumentError, NotFoundError, RefusedError
+from snapshotter.image import index_layout as layout
+from snapshotter.image.stream import PointKind, RestartPoint
+
+INDEX_SUFFIX = ".idx"
+WINDOWS_SUFFIX = ".win"
+RANDOM_ACCESS_BYTES = 8 * 1024 * 1024
+"""A layer counts as readable at random if no more than this lies between two checkpoints."""
+
+_WINDOW_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where decoding can begin; offsets and bits as in RestartPoint.
+
+    Its window is ``window_bytes`` long, stored in the windows file as ``window_stored_bytes`` at
+    ``window_offset``, and known by ``window_digest`` (blake3 of the stored form, 16 bytes).
+    """
+
+    number: int
+    in_offset: int
+    out_offset: int
+    kind: PointKind
+    bits: int
+    window_offset: int
+    window_stored_bytes: int
+    window_bytes: int
+    window_digest: bytes
+
+
+class WindowSource(Protocol):
+    """Where the windows file is read from: a file beside the index, later a registry."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly these bytes of the windows file, or fewer if it ends before."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFile:
+    """A windows file on disk, opened for each read: thousands of layers hold no descriptors."""
+
+    path: Path
+
+    def read(self, offset: int, length: int) -> bytes:
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(offset)
+                return file.read(length)
+        except FileNotFoundError:
+            raise NotFoundError(
+                f"{self.path} is missing: chunks of this layer cannot be decoded one by one until "
+                "the layer is indexed again"
+            ) from None
+
+
+class LayerIndex:
+    """One layer's index over its file's bytes. Safe to share between threads.
+
+    ``blob_bytes`` is the compressed, ``view_bytes`` the plain length; ``entry_count`` the tar's
+    entries; ``longest_run_bytes`` the most plain bytes between two places where decoding can
+    begin; ``needs_chain`` says that the metadata must be adapted to the layers below.
+    """
+
+    def __init__(
+        self, data: memoryview, windows: WindowSource, *, where: str, verify: bool = True
+    ) -> None:
+        """Read an index from ``data``; RefusedError names ``where`` and the fault.
+
+        ``verify`` reads all of it (about 1 ms for a layer of 1 GB); without, only the header is
+        read, which is right only for a file that was verified before in this boot.
+        """
+        header = layout.unpack_header(data, where)
+        if len(data) != header.file_bytes:
+            raise RefusedError(
+                f"{where} is {len(data)} bytes long and should be {header.file_bytes}: it is torn; "
+                "remove it to index the layer again"
+            )
+        self.where = where
+        self.layer = header.layer
+        self.diff_id = header.diff_id
+        self.compression = header.compression
+        self.blob_bytes = header.blob_bytes
+        self.view_bytes = header.view_bytes
+        self.chunk_bytes = header.chunk_bytes
+        self.chunk_count = header.chunk_count
+        self.checkpoint_count = header.checkpoint_count
+        self.entry_count = header.entry_count
+        self.longest_run_bytes = header.longest_run_bytes
+        self.windows_bytes = header.windows_bytes
+        self.needs_chain = header.needs_chain
+        self._data = data
+        self._windows = windows
+        self._header = header
+        if verify:
+            self._verify()
+
+    @classmethod
+    def open(cls, path: Path, *, layer: Digest | None = None, verify: bool = True) -> LayerIndex:
+        """Map the index at ``path``; its windows are expected beside it.
+
+        Raises NotFoundError if there is none, RefusedError if it is torn, of another version, or
+        not of ``layer``.
+        """
+        try:
+            with path.open("rb") as file:
+                data: mmap.mmap | bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise NotFoundError(f"there is no index {path}") from None
+        except ValueError:
+            data = b""  # an empty file cannot be mapped
+        windows = WindowFile(path.with_suffix(WINDOWS_SUFFIX))
+        index = cls(memoryview(data), windows, where=str(path), verify=verify)
+        if layer is not None and index.layer != layer:
+            raise RefusedError(f"{path} is the index of {index.layer}, not of {layer}")
+        return index
+
+    @property
+    def erofs(self) -> memoryview:
+        """The EROFS metadata image; its data device is the view."""
+        return self._data[self._header.erofs_offset :]
+
+    @property
+    def data(self) -> memoryview:
+        """The whole index file, as it would be pushed as an artifact."""
+        return self._data
+
+    @property
+    def random_access(self) -> bool:
+        """Whether any chunk can be had without decoding much of the layer."""
+        return self.longest_run_bytes <= RANDOM_ACCESS_BYTES
+
+    def chunk_extent(self, number: int) -> Extent:
+        """The plain bytes of a chunk; the view's last may be shorter than ``chunk_bytes``."""
+        self._check_chunk(number)
+        offset = number * self.chunk_bytes
+        return Extent(offset, min(self.chunk_bytes, self.view_bytes - offset))
+
+    def chunk_digest(self, number: int) -> bytes:
+        """The blake3 digest (32 bytes) of a chunk's plain bytes."""
+        self._check_chunk(number)
+        offset = layout.HEADER_BYTES + number * layout.DIGEST_BYTES
+        return bytes(self._data[offset : offset + layout.DIGEST_BYTES])
+
+    def chunk_input_end(self, number: int) -> int:
+        """The compressed offset by which a chunk's last byte can be produced."""
+        self._check_chunk(number)
+        offset = self._header.ends_offset + number * layout.END_BYTES
+        return int.from_bytes(self._data[offset : offset + layout.END_BYTES], "little")
+
+    def checkpoint(self, number: int) -> Checkpoint:
+        """Checkpoint ``number``, in the order of the blob; plain layers have none."""
+        if not 0 <= number < self.checkpoint_count:
+            raise InvalidArgumentError(
+                f"checkpoint {number} of {self.layer}, which has {self.checkpoint_count}"
+            )
+        offset = self._header.checkpoints_offset + number * layout.CHECKPOINT_BYTES
+        in_offset, out_offset, window_offset, stored, window_bytes, bits, kind, digest = (
+            layout.CHECKPOINT.unpack_from(self._data, offset)
+        )
+        return Checkpoint(
+            number,
+            in_offset,
+            out_offset,
+            PointKind(kind),
+            bits,
+            window_offset,
+            stored,
+            window_bytes,
+            digest,
+        )
+
+    def nearest_checkpoint(self, plain_offset: int) -> Checkpoint:
+        """The last checkpoint from which the byte at ``plain_offset`` comes out."""
+        return self.checkpoint(bisect.bisect_right(self._out_offsets, plain_offset) - 1)
+
+    @cached_property
+    def _out_offsets(self) -> array[int]:
+        begin = self._header.checkpoints_offset
+        end = begin + self.checkpoint_count * layout.CHECKPOINT_BYTES
+        return array("Q", (row[1] for row in layout.CHECKPOINT.iter_unpack(self._data[begin:end])))
+
+    def restart_point(self, checkpoint: Checkpoint) -> RestartPoint:
+        """The checkpoint with its window, read from the windows file.
+
+        Raises NotFoundError if that file is missing, RefusedError if it is not this index's.
+        """
+        window = b""
+        if checkpoint.window_stored_bytes:
+            stored = self._windows.read(checkpoint.window_offset, checkpoint.window_stored_bytes)
+            window = self._unpack_window(checkpoint, stored)
+        return RestartPoint(
+            checkpoint.in_offset, checkpoint.out_offset, checkpoint.kind, checkpoint.bits, window
+        )
+
+    def _unpack_window(self, checkpoint: Checkpoint, stored: bytes) -> bytes:
+        digest = blake3(stored).digest(layout.WINDOW_DIGEST_BYTES)
+        if len(stored) == checkpoint.window_stored_bytes and digest == checkpoint.window_digest:
+            try:
+                window = zstandard.ZstdDecompressor().decompress(
+                    stored, max_output_size=_WINDOW_BYTES
+                )
+            except zstandard.ZstdError:
+                window = b""
+            if len(window) == checkpoint.window_bytes:
+                return window
+        raise RefusedError(
+            f"the window of checkpoint {checkpoint.number} of {self.where} is torn or of another "
+            "index; remove the index to have the layer indexed again"
+        )
+
+    def _check_chunk(self, number: int) -> None:
+        if not 0 <= number < self.chunk_count:
+            raise InvalidArgumentError(
+                f"chunk {number} of {self.layer}, which has {self.chunk_count} chunks"
+            )
+
+    def _refuse(self, fault: str) -> RefusedError:
+        return RefusedError(f"{self.where}: {fault}; remove it to have the layer indexed again")
+
+    def _verify(self) -> None:
+        body = self._data[layout.HEADER_BYTES :]
+        if blake3(body).digest() != self._header.body_digest:
+            raise self._refuse("its checksum is wrong")
+        begin, end = self._header.ends_offset, self._header.checkpoints_offset
+        raw = bytes(self._data[begin:end])
+        ends = [int.from_bytes(raw[at : at + 8], "little") for at in range(0, len(raw), 8)]
+        if not all(map(operator.le, ends, islice(ends, 1, None))):
+            raise self._refuse("the chunk table goes backwards")
+        if ends and not 0 < ends[0] <= ends[-1] <= self.blob_bytes:
+            raise self._refuse("the chunk table leaves the blob")
+        if self.compression is Compression.PLAIN:
+            self._verify_plain(ends)
+        else:
+            self._verify_checkpoints(ends)
+
+    def _verify_plain(self, ends: list[int]) -> None:
+        wanted = [min((n + 1) * self.chunk_bytes, self.view_bytes) for n in range(len(ends))]
+        if self.checkpoint_count or self.blob_bytes != self.view_bytes or ends != wanted:
+            raise self._refuse("a plain layer's tables are not the identity")
+
+    def _verify_checkpoints(self, ends: list[int]) -> None:
+        if not self.checkpoint_count:
+            raise self._refuse("a compressed layer without a checkpoint")
+        before = None
+        for number in range(self.checkpoint_count):
+            try:
+                point = self.checkpoint(number)
+            except ValueError:
+                raise self._refuse(f"checkpoint {number} is of an unknown kind") from None
+            fault = self._checkpoint_fault(point, before, ends)
+            if fault:
+                raise self._refuse(f"checkpoint {number} {fault}")
+            before = point
+
+    def _checkpoint_fault(
+        self, point: Checkpoint, before: Checkpoint | None, ends: list[int]
+    ) -> str:
+        first = (point.in_offset, point.out_offset, point.kind) == (0, 0, PointKind.MEMBER)
+        if before is None and not first:
+            return "is not the blob's first byte"
+        if before is not None:
+            forward = point.in_offset > before.in_offset and point.out_offset > before.out_offset
+            if not forward or point.out_offset >= self.view_bytes:
+                return "is out of order"
+        chunk = -(-point.out_offset // self.chunk_bytes)
+        if chunk < len(ends) and ends[chunk] <= point.in_offset:
+            return "lies behind the bytes that it should give"
+        window_end = point.window_offset + point.window_stored_bytes
+        if window_end > self.windows_bytes or point.window_bytes > _WINDOW_BYTES:
+            return "has a window outside the windows file"
+        if bool(point.window_bytes) != bool(point.window_stored_bytes) or point.bits > 7:
+            return "contradicts itself"
+        block = point.kind is PointKind.BLOCK
+        if (point.window_bytes or point.bits) and not block:
+            return "has a window where none is needed"
+        if block and self.compression is not Compression.GZIP:
+            return "is a deflate block in a layer that is not gzip"
+        return ""

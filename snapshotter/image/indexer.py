@@ -1,0 +1,378 @@
+"""Reading a layer once, as a stream, and keeping all that later reads of it need.
+
+Everything is taken in one pass: the blob's digest, the plain bytes for the view, their digest,
+the tar's entries, chunk digests, checkpoints. Nothing counts until ``finish`` found both digests
+right; until then the caller must show none of the bytes that the sink was given.
+
+Decoding runs in the caller's thread, hashing, scanning and the sink in one helper thread behind
+it: on two cores a layer goes through at about the speed of the decoder alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from blake3 import blake3
+
+from snapshotter.content import CHUNK_BYTES, Compression, Digest
+from snapshotter.errors import CorruptError, InvalidArgumentError, RefusedError
+from snapshotter.image.detect import DETECT_BYTES, detect
+from snapshotter.image.gzip import GzipStream
+from snapshotter.image.index import LayerIndex
+from snapshotter.image.index_writer import IndexDraft, WindowsWriter, index_path, write_index
+from snapshotter.image.plain import StoredStream
+from snapshotter.image.stream import PlainStream, RestartPoint
+from snapshotter.image.zstd import MAX_WINDOW_BYTES, ZstdStream
+
+Sink = Callable[[int, memoryview], None]
+"""Takes plain bytes at an offset, in order; the memory is its own only during the call."""
+
+_BLOCK_BYTES = 1024 * 1024
+_MAX_BLOCKS = 4
+_MIN_SPACING_BYTES = 4096
+_CHUNK_SIZES = tuple(1 << power for power in range(12, 21))  # each divides a block
+_INLINE_BYTES = 16 * 1024
+"""Less than this is hashed at once: handing it to the helper would cost more."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLimits:
+    """What a layer may cost, and how densely it is indexed.
+
+    A layer is refused as a bomb if it unpacks to more than ``max_view_bytes``, or to more than
+    ``max_ratio`` times its stored bytes once that is over ``bomb_floor_bytes``. A zstd frame may
+    need a window of ``max_zstd_window_bytes``. Checkpoints are ``spacing_bytes`` of plain bytes
+    apart.
+    """
+
+    max_view_bytes: int = 512 * 1024**3
+    max_ratio: int = 200
+    bomb_floor_bytes: int = 4 * 1024**3
+    max_zstd_window_bytes: int = MAX_WINDOW_BYTES
+    spacing_bytes: int = 1024 * 1024
+    chunk_bytes: int = CHUNK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMetadata:
+    """What a scan of the plain bytes found: the EROFS image and what to know about it."""
+
+    erofs: bytes
+    needs_chain: bool
+    entry_count: int
+
+
+class LayerScanner(Protocol):
+    """Reads a layer's plain bytes as they come and makes its metadata image of them."""
+
+    def feed(self, data: memoryview) -> None:
+        """Take the next plain bytes, any number; RefusedError names the entry and its fault."""
+        ...
+
+    def finish(self, view: Digest, view_bytes: int) -> LayerMetadata:
+        """The metadata, whose data device is the view; RefusedError if the archive is cut."""
+        ...
+
+
+class NoScanner:
+    """Scans nothing: the index has no metadata image, and the layer cannot be mounted by it."""
+
+    def feed(self, data: memoryview) -> None:
+        return None
+
+    def finish(self, view: Digest, view_bytes: int) -> LayerMetadata:
+        return LayerMetadata(b"", False, 0)
+
+
+class LayerIndexer:
+    """One pass over one layer: ``feed`` its stored bytes in order, then ``finish``.
+
+    A fault in the bytes is kept until ``finish``, because it is a refusal only if the blob's
+    digest is right, and a broken transfer (CorruptError, worth another try) if it is not;
+    ``fault`` shows it earlier. Used by one thread at a time; ``close`` in any case.
+    """
+
+    def __init__(
+        self,
+        layer: Digest,
+        diff_id: Digest | None,
+        *,
+        blob_bytes: int,
+        sink: Sink | None,
+        directory: Path,
+        limits: IndexLimits | None = None,
+        scanner: LayerScanner | None = None,
+    ) -> None:
+        """Index ``layer``, promised to have ``blob_bytes`` and to unpack to ``diff_id``.
+
+        With None as ``diff_id`` the plain bytes name themselves. The index appears in
+        ``directory``, which must exist.
+        """
+        self._limits = limits or IndexLimits()
+        spacing, chunk_bytes = self._limits.spacing_bytes, self._limits.chunk_bytes
+        if spacing < _MIN_SPACING_BYTES or chunk_bytes not in _CHUNK_SIZES:
+            raise InvalidArgumentError(
+                f"checkpoints every {spacing} bytes and chunks of {chunk_bytes}: the least spacing "
+                f"is {_MIN_SPACING_BYTES}, a chunk is a power of two from 4 KiB to 1 MiB"
+            )
+        self.layer = layer
+        self.diff_id = diff_id
+        self.blob_bytes = blob_bytes
+        self.received_bytes = 0
+        self.fault: RefusedError | None = None
+        self._sink = sink
+        self._path = index_path(directory, layer)
+        self._scanner: LayerScanner = scanner or NoScanner()
+        self._windows = WindowsWriter(self._path.with_suffix(".win"))
+        self._blob_hash = hashlib.new(layer.algorithm)
+        self._plain_hash = hashlib.new(diff_id.algorithm if diff_id else "sha256")
+        self._compression = Compression.PLAIN
+        self._stream: PlainStream | None = None
+        self._prefix = b""
+        self._ends: list[int] = []
+        self._chunk_digests = bytearray()
+        self._last_point = 0
+        self._longest_run = 0
+        self._block = bytearray(_BLOCK_BYTES)
+        self._filled = 0
+        self._spare: list[bytearray] = []
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ember-index")
+        self._pending: deque[tuple[Future[None], bytearray | None]] = deque()
+
+    @property
+    def view_bytes(self) -> int:
+        """Plain bytes that came out so far."""
+        return 0 if self._stream is None else self._stream.out_offset
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take the next stored bytes; they are the caller's again when this returns.
+
+        Raises CorruptError if the blob is longer than promised, and what the sink raises.
+        """
+        view = memoryview(data)
+        self.received_bytes += len(view)
+        if self.received_bytes > self.blob_bytes:
+            raise CorruptError(
+                f"layer {self.layer} is longer than the {self.blob_bytes} bytes that its manifest "
+                "promises"
+            )
+        hashing = None
+        if len(view) < _INLINE_BYTES:
+            self._blob_hash.update(view)
+        else:
+            hashing = self._worker.submit(self._blob_hash.update, view)
+        try:
+            if self.fault is None:
+                self._decode(view)
+        except RefusedError as fault:
+            self.fault = self.fault or fault
+        finally:
+            if hashing is not None:
+                hashing.result()
+
+    def finish(self) -> LayerIndex:
+        """Verify everything and write the index durably: the index, opened.
+
+        Raises CorruptError if the bytes are not the layer's (try again, elsewhere), RefusedError
+        if they are and cannot be accepted, NoSpaceError.
+        """
+        try:
+            return self._finish()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give up whatever is unfinished and remove its traces; harmless when repeated."""
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        self._pending.clear()
+        self._windows.discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # The caller's thread: decoding.
+
+    def _decode(self, data: memoryview) -> None:
+        if self._stream is None:
+            self._prefix += bytes(data)
+            if len(self._prefix) < DETECT_BYTES and self.received_bytes < self.blob_bytes:
+                return
+            data, self._prefix = memoryview(self._prefix), b""
+            self._stream = self._open_stream(bytes(data[:DETECT_BYTES]))
+            self._add_point(RestartPoint(0, 0))
+        stream = self._stream
+        while True:
+            room = memoryview(self._block)[self._filled :]
+            consumed, produced = stream.step(data, room)
+            data = data[consumed:]
+            self._filled += produced
+            self._ends.extend(stream.take_ends())
+            for point in stream.take_points():
+                self._add_point(point)
+            self._check_bomb(stream)
+            if self._filled < _BLOCK_BYTES:
+                return
+            self._pass_block(stream.out_offset)
+
+    def _open_stream(self, prefix: bytes) -> PlainStream:
+        self._compression = detect(prefix, str(self.layer))
+        spacing, chunk_bytes = self._limits.spacing_bytes, self._limits.chunk_bytes
+        if self._compression is Compression.GZIP:
+            return GzipStream(spacing_bytes=spacing, chunk_bytes=chunk_bytes)
+        if self._compression is Compression.ZSTD:
+            return ZstdStream(
+                spacing_bytes=spacing,
+                chunk_bytes=chunk_bytes,
+                max_window_bytes=self._limits.max_zstd_window_bytes,
+            )
+        return StoredStream(chunk_bytes=chunk_bytes)
+
+    def _add_point(self, point: RestartPoint) -> None:
+        if self._compression is Compression.PLAIN:
+            return
+        self._longest_run = max(self._longest_run, point.out_offset - self._last_point)
+        self._last_point = point.out_offset
+        self._submit(self._windows.add, point)
+
+    def _check_bomb(self, stream: PlainStream) -> None:
+        limits = self._limits
+        allowed = max(limits.bomb_floor_bytes, limits.max_ratio * stream.in_offset)
+        if stream.out_offset > min(allowed, limits.max_view_bytes):
+            raise RefusedError(
+                f"{stream.in_offset} stored bytes unpack to more than {stream.out_offset - 1}: "
+                "taken for a decompression bomb (limits of the configuration: size and ratio)"
+            )
+
+    def _pass_block(self, end: int) -> None:
+        block, filled = self._block, self._filled
+        self._submit(self._take_block, block, filled, end - filled, block=block)
+        self._block = self._spare.pop() if self._spare else bytearray(_BLOCK_BYTES)
+        self._filled = 0
+
+    def _submit(
+        self, work: Callable[..., None], *arguments: object, block: bytearray | None = None
+    ) -> None:
+        """Queue work for the helper; wait while too much is queued; raise what it raised."""
+        self._pending.append((self._worker.submit(work, *arguments), block))
+        while len(self._pending) >= _MAX_BLOCKS:
+            self._settle_one()
+
+    def _settle_one(self) -> None:
+        future, block = self._pending.popleft()
+        future.result()
+        if block is not None:
+            self._spare.append(block)
+
+    # The helper thread: hashing, scanning, the sink.
+
+    def _take_block(self, block: bytearray, filled: int, offset: int) -> None:
+        if self.fault is not None:
+            return
+        data = memoryview(block)[:filled]
+        if not self._named_alike():
+            self._plain_hash.update(data)
+        size = self._limits.chunk_bytes
+        for begin in range(0, filled, size):
+            self._chunk_digests += blake3(data[begin : begin + size]).digest()
+        try:
+            self._scanner.feed(data)
+        except RefusedError as fault:
+            self.fault = fault
+            return
+        if self._sink is not None:
+            self._sink(offset, data)
+
+    def _named_alike(self) -> bool:
+        """Whether the blob's digest is the view's too, so that one hash does for both."""
+        same = self._blob_hash.name == self._plain_hash.name
+        return same and self._compression is Compression.PLAIN
+
+    # The verdict.
+
+    def _finish(self) -> LayerIndex:
+        if self.received_bytes < self.blob_bytes:
+            raise CorruptError(
+                f"layer {self.layer} ended after {self.received_bytes} of {self.blob_bytes} bytes"
+            )
+        self._finish_stream()
+        computed = Digest(self.layer.algorithm, self._blob_hash.hexdigest())
+        if computed != self.layer:
+            raise CorruptError(
+                f"the bytes received for layer {self.layer} are {computed}: a broken transfer, or "
+                "a source that lies"
+            )
+        if self.fault is not None:
+            raise RefusedError(f"layer {self.layer}: {self.fault}") from self.fault
+        view = self._verify_view()
+        draft = self._draft(view)
+        write_index(self._path, draft, self._windows)
+        return LayerIndex.open(self._path, layer=self.layer)
+
+    def _finish_stream(self) -> None:
+        try:
+            if self.fault is None:
+                self._decode(memoryview(b""))
+                assert self._stream is not None  # the whole blob is here, so it was detected
+                self._stream.finish()
+                if self._filled:
+                    self._pass_block(self._stream.out_offset)
+        except RefusedError as fault:
+            self.fault = self.fault or fault
+        while self._pending:
+            self._settle_one()
+
+    def _verify_view(self) -> Digest:
+        digest = self._blob_hash if self._named_alike() else self._plain_hash
+        computed = Digest(digest.name, digest.hexdigest())
+        if self.diff_id is not None and computed != self.diff_id:
+            raise RefusedError(
+                f"layer {self.layer} unpacks to {computed}, but the image's config says diffID "
+                f"{self.diff_id}: the image is wrong, rebuild it"
+            )
+        return computed
+
+    def _draft(self, view: Digest) -> IndexDraft:
+        stream = self._stream
+        assert stream is not None
+        view_bytes = stream.out_offset
+        try:
+            metadata = self._scanner.finish(view, view_bytes)
+        except RefusedError as fault:
+            raise RefusedError(f"layer {self.layer}: {fault}") from fault
+        if view_bytes % self._limits.chunk_bytes:
+            self._ends.append(stream.in_offset)
+        if self._last_point and self._last_point >= view_bytes:
+            self._windows.drop_last()
+        return IndexDraft(
+            layer=self.layer,
+            diff_id=view,
+            compression=self._compression,
+            blob_bytes=self.blob_bytes,
+            view_bytes=view_bytes,
+            chunk_bytes=self._limits.chunk_bytes,
+            chunk_digests=self._chunk_digests,
+            chunk_ends=self._ends,
+            erofs=metadata.erofs,
+            needs_chain=metadata.needs_chain,
+            entry_count=metadata.entry_count,
+            longest_run_bytes=max(self._longest_run, self._tail_bytes(view_bytes)),
+        )
+
+    def _tail_bytes(self, view_bytes: int) -> int:
+        plain = self._compression is Compression.PLAIN
+        return 0 if plain else view_bytes - self._last_point
