@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from bench.bed.containerd import Containerd
+from bench.bed.ember import Ember
 from bench.bed.gobin import CACHE
 from bench.bed.leftovers import clear, lock, sweep
 from bench.bed.link import Link, Shape
@@ -52,6 +53,7 @@ class Bed:
         self.link = Link(self.name, shape or Shape())
         self.registry = Registry(self.directory, cache / "bed" / "registry", self.link)
         self._containerds: list[Containerd] = []
+        self._embers: list[Ember] = []
         self._lock: int | None = None
 
     def __enter__(self) -> Self:
@@ -100,11 +102,22 @@ class Bed:
         made.start()
         return made
 
+    def ember(self, containerd_major: int = 1) -> Ember:
+        """An Ember for the containerd of that version; start it when that one runs."""
+        address = self.directory / f"containerd{containerd_major}" / "containerd.sock"
+        made = Ember(self.directory, self.link, address)
+        made.configure()
+        self._embers.append(made)
+        return made
+
     def close(self) -> None:
         """Stop and remove everything; safe to call twice."""
         for containerd in self._containerds:
             containerd.stop()
         self._containerds.clear()
+        for ember in self._embers:
+            ember.stop()
+        self._embers.clear()
         self.registry.stop()
         if self._lock is not None:
             clear(self.directory)

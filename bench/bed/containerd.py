@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,6 +178,7 @@ class Containerd:
         *,
         snapshotter: str = "overlayfs",
         ready: str = "ready",
+        when_ready: Callable[[], object] = lambda: None,
         timeout_s: float = PULL_S,
     ) -> Started:
         """Run a container to its end; BedError unless a line ``ready`` came and it ended with 0."""
@@ -205,6 +206,7 @@ class Containerd:
                 lines.append(line.decode(errors="replace"))
                 if not ready_s and lines[-1].strip() == ready:
                     ready_s = time.monotonic() - start
+                    when_ready()
         ended_s = time.monotonic() - start
         output = "".join(lines)
         if process.returncode or not ready_s:

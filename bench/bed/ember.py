@@ -1,0 +1,143 @@
+"""Ember in the bed: the daemon from this tree on the bed's link, reached by its command line.
+
+Nothing here imports the daemon's packages: a measurement uses what a user has. Background
+completion is off unless asked for, so that bytes that are counted were asked for by a reader.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.bed.link import Link
+from bench.bed.process import BedError, Server, run
+
+ROOT = Path(__file__).resolve().parents[2]
+PULL_S = 600.0
+CONFIGURATION = """\
+root = "{root}"
+state = "{state}"
+[containerd]
+address = "{containerd}"
+[first_pull]
+mode = "{first_pull}"
+[completion]
+enabled = {completion}
+"""
+
+
+class Ember:
+    """One daemon; create it before the containerd that is to use it, start it after."""
+
+    def __init__(self, directory: Path, link: Link, containerd_address: Path) -> None:
+        self.directory = directory / "ember"
+        self.root = self.directory / "root"
+        self.state = self.directory / "state"
+        self.socket = self.state / "ember.sock"
+        self.link = link
+        self._containerd_address = containerd_address
+        self._server: Server | None = None
+        self.namespace = link.name
+
+    @property
+    def pid(self) -> int:
+        if self._server is None:
+            raise BedError("ember is not running")
+        return self._server.pid
+
+    @property
+    def configuration(self) -> Path:
+        return self.directory / "config.toml"
+
+    def configure(self, *, first_pull: str = "stream", completion: bool = False) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        text = CONFIGURATION.format(
+            root=self.root,
+            state=self.state,
+            containerd=self._containerd_address,
+            first_pull=first_pull,
+            completion=str(completion).lower(),
+        )
+        self.configuration.write_text(text, encoding="utf-8")
+
+    def start(self) -> None:
+        """Start the daemon and wait until it answers (its configuration is made if need be)."""
+        if not self.configuration.exists():
+            self.configure()
+        python = [sys.executable, "-B", "-m", "snapshotter.cli.main"]
+        self._server = Server(
+            "ember serve",
+            [*self.link.enter(), *python, "serve", "--config", str(self.configuration)],
+            log=self.directory / "log",
+            cwd=ROOT,
+        )
+        self._server.wait_until(self._answers)
+
+    def _answers(self) -> bool:
+        try:
+            if not stat.S_ISSOCK(self.socket.stat().st_mode):
+                return False
+            self.command("status", "--json", timeout_s=10)
+        except (OSError, BedError):
+            return False
+        return True
+
+    def stop(self) -> None:
+        """SIGTERM; mounts, keeper and running containers stay, as they must."""
+        if self._server is not None:
+            self._server.stop(timeout_s=30)
+            self._server = None
+
+    def kill(self) -> None:
+        """Kill -9, as a crash would."""
+        if self._server is not None:
+            self._server.kill()
+            self._server = None
+
+    def command(self, verb: str, *words: str, timeout_s: float = 60.0) -> str:
+        """Run `ember VERB ...` against this daemon; what it printed."""
+        ember = [sys.executable, "-B", "-m", "snapshotter.cli.main", verb]
+        environment = {"PYTHONPATH": str(ROOT)}
+        return run(
+            [*self.link.enter(), *ember, "--config", str(self.configuration), *words],
+            timeout_s=timeout_s,
+            env=environment,
+        )
+
+    def pull(self, reference: str) -> float:
+        """`ember pull`; seconds."""
+        start = time.monotonic()
+        self.command("pull", "--namespace", self.namespace, reference, timeout_s=PULL_S)
+        return time.monotonic() - start
+
+    def drop_data(self, reference: str) -> None:
+        """Forget the image's bytes and keep its index."""
+        self.command("rm", "--data", "--namespace", self.namespace, reference)
+
+    def remove(self, reference: str) -> None:
+        """Forget the image wholly, index included."""
+        self.command("rm", "--namespace", self.namespace, reference)
+
+    def complete(self) -> float:
+        """Fetch the rest of everything that is mounted; seconds."""
+        start = time.monotonic()
+        self.command("drain", timeout_s=PULL_S)
+        return time.monotonic() - start
+
+    def status(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.command("status", "--json"))
+        return document
+
+    def log(self) -> str:
+        path = self.directory / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def memory_bytes(self) -> int:
+        """Resident memory of the daemon."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
