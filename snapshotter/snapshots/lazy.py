@@ -31,8 +31,8 @@ class StackEntry:
     name: str
     directory: Path
     layer: Digest | None
-    view: Digest | None
     chain_id: str | None
+    view: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,262 @@
+"""The node's one sqlite database: many readers, one writer thread, commits shared by a group.
+
+Whatever waits while a transaction is being made durable goes into the next one together, so the
+price of an fsync is paid once for all of them. A write is done when its future is: then it is on
+disk (WAL, synchronous=FULL). Work runs in other threads and must not touch anything but the
+connection it gets; it may run twice, so it must have no effect but on the database.
+
+Several modules keep their tables here; each brings a SchemaPiece. This module knows none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from snapshotter.errors import CorruptError, FailedPreconditionError, NoSpaceError, UnavailableError
+from snapshotter.snapshots.schema import SchemaPiece, migrate
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+_log = logging.getLogger(__name__)
+
+MAX_WAITING: Final = 4096
+"""Writes that may wait for the writer; more of them are told to come back."""
+MAX_GROUP: Final = 256
+READERS: Final = 2
+RESERVE_BYTES: Final = 4 * 1024 * 1024
+"""Given up when the disk is full, so that what was removed can still be recorded."""
+
+
+@dataclass(slots=True)
+class _Write:
+    work: Work[object]
+    future: asyncio.Future[object]
+    loop: asyncio.AbstractEventLoop
+    frees_space: bool
+    result: object = None
+    error: BaseException | None = None
+
+
+class Database:
+    """Open with ``await Database.open(path, pieces)``; ``await close()`` in the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reserve = path.with_name(path.name + ".reserve")
+        self._queue: queue.Queue[_Write | None] = queue.Queue(MAX_WAITING)
+        self._writer = threading.Thread(target=self._run, name="ember-db-writer", daemon=True)
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ember-db-reader")
+        self._local = threading.local()
+        self._reader_connections: list[sqlite3.Connection] = []
+        self._closed = False
+        self._connection: sqlite3.Connection
+
+    @classmethod
+    async def open(cls, path: Path, pieces: Sequence[SchemaPiece]) -> Database:
+        """Open or create the database and bring its tables up to date.
+
+        CorruptError if the file is damaged; FailedPreconditionError if a newer Ember wrote it.
+        """
+        database = cls(path)
+        await asyncio.to_thread(database._start, pieces)
+        return database
+
+    async def write(self, work: Work[T], *, frees_space: bool = False) -> T:
+        """Run ``work`` in the writer; return its result once it is durable.
+
+        What ``work`` raises undoes what it did and is raised here. NoSpaceError when the disk is
+        full; a write that ``frees_space`` may then use the reserve.
+        """
+        if self._closed:
+            raise UnavailableError(f"{self.path} is closed: the daemon is stopping")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[object] = loop.create_future()
+        try:
+            self._queue.put_nowait(_Write(work, future, loop, frees_space))
+        except queue.Full:
+            raise UnavailableError(
+                f"{self.path}: {MAX_WAITING} writes are waiting for the disk; try again later"
+            ) from None
+        return await future  # type: ignore[return-value]
+
+    async def read(self, work: Work[T]) -> T:
+        """Run ``work`` on an unchanging state of the database that holds every finished write."""
+        if self._closed:
+            raise UnavailableError(f"{self.path} is closed: the daemon is stopping")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, work)
+
+    async def close(self) -> None:
+        """Finish the writes that wait, then close. Closing twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.to_thread(self._stop)
+
+    def _start(self, pieces: Sequence[SchemaPiece]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        connection = self._connect()
+        try:
+            verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if verdict != "ok":
+                raise CorruptError(f"{self.path} is damaged ({verdict}); {_WAY_OUT}")
+            migrate(connection, self.path, pieces)
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise self._translated(error) from error
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        self._keep_reserve()
+        self._writer.start()
+
+    def _stop(self) -> None:
+        self._queue.put(None)
+        self._writer.join()
+        self._readers.shutdown(wait=True)
+        for connection in self._reader_connections:
+            connection.close()
+        self._connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(
+                self.path, timeout=10, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.OperationalError as error:
+            raise UnavailableError(f"cannot open {self.path}: {error}") from error
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA foreign_keys=ON")
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise self._translated(error) from error
+        return connection
+
+    def _read(self, work: Work[T]) -> T:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._connect()
+            connection.execute("PRAGMA query_only=ON")
+            self._local.connection = connection
+            self._reader_connections.append(connection)
+        try:
+            connection.execute("BEGIN")
+            try:
+                return work(connection)
+            finally:
+                if connection.in_transaction:
+                    connection.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            raise self._translated(error) from error
+
+    def _run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            group, stop = self._group(first)
+            if not self._commit(group) and len(group) > 1:
+                for write in group:  # one of them brought all down: each by itself
+                    self._commit([write])
+            for write in group:
+                write.loop.call_soon_threadsafe(_deliver, write)
+            if stop:
+                return
+
+    def _group(self, first: _Write) -> tuple[list[_Write], bool]:
+        group = [first]
+        while len(group) < MAX_GROUP:
+            try:
+                write = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if write is None:
+                return group, True
+            group.append(write)
+        return group, False
+
+    def _commit(self, group: list[_Write]) -> bool:
+        """Run a group as one transaction; False if the transaction as a whole failed."""
+        if self._attempt(group):
+            return True
+        if any(write.frees_space for write in group) and self._reserve.exists():
+            if not isinstance(group[0].error, NoSpaceError):
+                return False
+            _log.error("%s: disk full, giving up the reserve to record a removal", self.path)
+            self._reserve.unlink(missing_ok=True)
+            done = self._attempt(group)
+            self._keep_reserve()
+            return done
+        return False
+
+    def _attempt(self, group: list[_Write]) -> bool:
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for write in group:
+                self._apply(write)
+            connection.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            for write in group:
+                write.result, write.error = None, self._translated(error)
+            return False
+        return True
+
+    def _apply(self, write: _Write) -> None:
+        connection = self._connection
+        write.result, write.error = None, None
+        connection.execute("SAVEPOINT work")
+        try:
+            write.result = write.work(connection)
+        except sqlite3.OperationalError:
+            raise  # full disk, I/O error: it may have ended the transaction of all
+        except BaseException as error:
+            write.error = error
+            connection.execute("ROLLBACK TO work")
+        connection.execute("RELEASE work")
+
+    def _keep_reserve(self) -> None:
+        try:
+            with self._reserve.open("ab") as file:
+                if file.tell() < RESERVE_BYTES:
+                    file.write(bytes(RESERVE_BYTES - file.tell()))
+        except OSError as error:
+            self._reserve.unlink(missing_ok=True)
+            _log.warning("no room for %s: %s", self._reserve, error)
+
+    def _translated(self, error: sqlite3.DatabaseError) -> Exception:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            return NoSpaceError(f"no room on the file system of {self.path}; free some space there")
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return CorruptError(f"{self.path} is damaged ({error}); {_WAY_OUT}")
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return UnavailableError(f"{self.path} is locked: does another process use it?")
+        if code == sqlite3.SQLITE_READONLY:
+            return FailedPreconditionError(f"{self.path} cannot be written: {error}")
+        return UnavailableError(f"{self.path}: {error}")
+
+
+_WAY_OUT = (
+    "move it away together with the directory snapshots/ beside it, then let containerd pull anew"
+)
+
+
+def _deliver(write: _Write) -> None:
+    if write.future.done():  # its caller was cancelled; what was written stays
+        return
+    if write.error is not None:
+        write.future.set_exception(write.error)
+    else:
+        write.future.set_result(write.result)

@@ -1,0 +1,107 @@
+"""The directories behind the rows: ``snapshots/<id>/{fs,work}``, and ``trash/`` for what goes.
+
+A directory is made before its row and thrown away after it, so a process killed at any point leaves
+at most directories without a row, which ``orphans`` finds. An id is named once and never again.
+Nothing here knows the database: callers say which ids have rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Container
+from pathlib import Path
+
+from snapshotter.snapshots.model import Kind
+
+_log = logging.getLogger(__name__)
+
+
+class Directories:
+    """All calls block for a few system calls; they belong in a thread."""
+
+    def __init__(self, root: Path) -> None:
+        self._snapshots = root / "snapshots"
+        self.trash = root / "trash"
+        self._ids = itertools.count(1)
+        self._making: set[int] = set()
+        self._lock = threading.Lock()
+
+    def start(self, last_id: int) -> None:
+        """Make the two folders; ids go on behind the highest that has a row or a directory."""
+        for folder in (self._snapshots, self.trash):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._ids = itertools.count(max([last_id, *self.present()]) + 1)
+
+    def path(self, snapshot_id: int) -> Path:
+        """The directory of a snapshot."""
+        return self._snapshots / str(snapshot_id)
+
+    def layer(self, snapshot_id: int) -> Path:
+        """What overlayfs stacks: the directory, or for a lazy layer the link, with the files."""
+        return self._snapshots / str(snapshot_id) / "fs"
+
+    def present(self) -> list[int]:
+        """The ids that have a directory; whatever else lies there isn't ours."""
+        with os.scandir(self._snapshots) as entries:
+            return [int(e.name) for e in entries if e.name.isascii() and e.name.isdecimal()]
+
+    def reserve(self) -> int:
+        """A new id, safe from ``orphans`` until ``settled``."""
+        with self._lock:
+            snapshot_id = next(self._ids)
+            self._making.add(snapshot_id)
+        return snapshot_id
+
+    def settled(self, snapshot_id: int) -> None:
+        """The row of a reserved id is durable, or its directory is in the trash."""
+        with self._lock:
+            self._making.discard(snapshot_id)
+
+    def make(self, snapshot_id: int, kind: Kind) -> None:
+        """Make the directory of an active snapshot or a view, or an empty one for a lazy layer.
+
+        Modes do not depend on the umask: what is mounted starts as 0755, as from containerd.
+        """
+        base = self.path(snapshot_id)
+        base.mkdir(mode=0o700, exist_ok=True)
+        if kind is not Kind.COMMITTED:
+            _make(base / "fs", 0o755)
+        if kind is Kind.ACTIVE:
+            _make(base / "work", 0o711)
+
+    def copy_owner(self, parent_id: int, snapshot_id: int) -> None:
+        """Give the root of a new snapshot the owner that its parent's root has."""
+        status = self.layer(parent_id).stat()
+        if status.st_uid or status.st_gid:
+            os.chown(self.layer(snapshot_id), status.st_uid, status.st_gid, follow_symlinks=False)
+
+    def discard(self, snapshot_id: int) -> None:
+        """Move a directory into the trash; what is gone already is fine."""
+        target = self.trash / f"{snapshot_id}-{secrets.token_hex(6)}"
+        try:
+            self.path(snapshot_id).rename(target)
+        except FileNotFoundError:
+            return
+
+    def orphans(self, listed: list[int], known: Container[int]) -> list[int]:
+        """Which of the ``listed`` (by an earlier ``present``) belong to nobody.
+
+        ``known`` must be read after ``listed``: an id that was being made meanwhile is in it.
+        """
+        with self._lock:
+            making = set(self._making)
+        return [ident for ident in listed if ident not in making and ident not in known]
+
+    def free_bytes(self) -> int:
+        """Free space of the file system, for messages."""
+        return shutil.disk_usage(self._snapshots).free
+
+
+def _make(path: Path, mode: int) -> None:
+    path.mkdir(exist_ok=True)
+    path.chmod(mode)

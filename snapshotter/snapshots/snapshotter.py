@@ -1,0 +1,426 @@
+"""The ten verbs of containerd's snapshot contract, over rows, directories and lazy layers.
+
+Order is what makes a kill at any point harmless: directory before row, row before answer, row away
+before directory away. Whatever the network does, Prepare and View end within seconds and Remove,
+Commit, Stat and Update are local: containerd holds locks across them. Once a change has begun it is
+finished, also if the client hangs up. Knows neither gRPC nor how a layer becomes lazy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from snapshotter.clock import Clock, SystemClock
+from snapshotter.content import Digest
+from snapshotter.errors import (
+    AlreadyExistsError,
+    EmberError,
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
+from snapshotter.snapshots import labels as known
+from snapshotter.snapshots import listing, metastore, overlay
+from snapshotter.snapshots.claims import Claims
+from snapshotter.snapshots.database import Database
+from snapshotter.snapshots.directories import Directories
+from snapshotter.snapshots.lazy import LazyLayer, LazyLayers, StackEntry
+from snapshotter.snapshots.metastore import ChainRow, Record
+from snapshotter.snapshots.model import Info, Kind, Mount, Usage
+from snapshotter.snapshots.trash import Trash
+from snapshotter.snapshots.usage import measure
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotterConfig:
+    """Waits in seconds. ``mounts_wait_s`` must stay below the two minutes of a kubelet."""
+
+    prepare_wait_s: float = 2.0
+    mounts_wait_s: float = 110.0
+    claim_wait_s: float = 8.0
+    release_wait_s: float = 1.0
+    overlay_options: tuple[str, ...] | None = None
+
+
+class Snapshotter:
+    """Build, ``await start()``, use, ``await close()``; the database is the caller's to close."""
+
+    def __init__(
+        self,
+        database: Database,
+        root: Path,
+        lazy: LazyLayers,
+        config: SnapshotterConfig | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._db = database
+        self._lazy = lazy
+        self._config = config or SnapshotterConfig()
+        self._clock = clock or SystemClock()
+        options = self._config.overlay_options
+        self._options = overlay.kernel_options() if options is None else options
+        self._directories = Directories(root)
+        self._trash = Trash(self._directories.trash)
+        self._claims = Claims(lazy, self._config.claim_wait_s)
+        self._files = ThreadPoolExecutor(4, thread_name_prefix="ember-snapshot-files")
+        self._walks = ThreadPoolExecutor(2, thread_name_prefix="ember-snapshot-usage")
+        self._emptying = ThreadPoolExecutor(1, thread_name_prefix="ember-snapshot-trash")
+        self._discarded = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.damaged: tuple[str, ...] = ()
+        """Committed snapshots whose directory was missing at start (after a power loss)."""
+
+    async def start(self) -> None:
+        """Repair what a killed process left, then begin to empty the trash."""
+        await self._on_files(self._directories.start, await self._db.read(metastore.last_id))
+        self.damaged = tuple(await self._restore_directories())
+        await self.cleanup()
+        self._spawn(self._empty_trash())
+
+    async def close(self) -> None:
+        """Finish what has begun, stop what can go on later. Closing twice does nothing."""
+        self._trash.stop()
+        self._discarded.set()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        for pool in (self._files, self._walks, self._emptying):
+            pool.shutdown(wait=False)
+
+    async def prepare(
+        self, key: str, parent: str, labels: Mapping[str, str], namespace: str = "default"
+    ) -> tuple[Mount, ...]:
+        """A new active snapshot. AlreadyExistsError for a layer that is here or is taken lazily.
+
+        Then a committed snapshot has the same label snapshot.ref and the very parent given.
+        """
+        labels = known.checked(labels)
+        chain_id = labels.get(known.SNAPSHOT_REF)
+        if chain_id is None:
+            return await self._create(Kind.ACTIVE, key, parent, labels)
+        below = await self._admit(key, parent, chain_id)
+        layer = await self._claims.ask(namespace, chain_id, parent, labels, below)
+        if layer is not None:
+            await self._finish(self._take_lazily(chain_id, parent, labels, layer))
+            raise AlreadyExistsError(f"layer {chain_id} is being provided on {parent or 'nothing'}")
+        return await self._create(Kind.ACTIVE, key, parent, labels)
+
+    async def view(self, key: str, parent: str, labels: Mapping[str, str]) -> tuple[Mount, ...]:
+        """A new read-only snapshot."""
+        return await self._create(Kind.VIEW, key, parent, known.checked(labels))
+
+    async def mounts(self, key: str) -> tuple[Mount, ...]:
+        """The mounts of an active snapshot or view; waits until lazy layers below are readable."""
+        record, below = await self._db.read(lambda c: _with_chain(c, key))
+        stack = self._stack(below)
+        if _has_lazy(stack):
+            await self._lazy.mount(stack, self._config.mounts_wait_s)
+        if record.owner_pending and record.parent_id is not None:
+            await self._finish(self._copy_owner_late(record.id, record.parent_id))
+        return self._mounts(record.info.kind, record.id, stack)
+
+    async def commit(
+        self, name: str, key: str, labels: Mapping[str, str], parent: str = ""
+    ) -> None:
+        """Make an active snapshot the committed ``name``; its labels are replaced.
+
+        Its usage is measured right afterwards: containerd holds its metadata locked meanwhile.
+        """
+        labels = known.checked(labels)
+        metastore.check_name(name, "name")
+        now_ns = self._clock.wall_ns()
+        snapshot_id = await self._finish(
+            self._db.write(lambda c: metastore.commit(c, name, key, parent, labels, now_ns))
+        )
+        self._spawn(self._measure_committed(snapshot_id))
+
+    async def remove(self, key: str) -> None:
+        """Forget a snapshot. Only NotFoundError and FailedPreconditionError leave this: any other
+        would end containerd's whole garbage collection."""
+        try:
+            await self._finish(self._remove(key))
+        except (NotFoundError, FailedPreconditionError):
+            raise
+        except (EmberError, OSError) as error:
+            _log.error("cannot remove snapshot %r now: %s", key, error)
+            raise FailedPreconditionError(f"cannot remove snapshot {key!r} now: {error}") from error
+
+    async def stat(self, key: str) -> Info:
+        """What is known of a snapshot of any kind."""
+        return (await self._db.read(lambda c: metastore.get(c, key))).info
+
+    async def update(self, name: str, labels: Mapping[str, str], paths: Sequence[str]) -> Info:
+        """Change labels by a field mask (none: all labels); returns the new state."""
+        labels = known.checked(labels)
+        now_ns = self._clock.wall_ns()
+        return await self._finish(
+            self._db.write(lambda c: metastore.update(c, name, labels, paths, now_ns))
+        )
+
+    async def walk(self, filters: Sequence[str], block: int = 100) -> AsyncIterator[list[Info]]:
+        """All snapshots that match any of ``filters`` (none: all), in blocks; holds no lock."""
+        async for infos in listing.blocks(self._db, filters, block):
+            yield infos
+
+    async def usage(self, key: str) -> Usage:
+        """What the snapshot alone takes; of a view, which has nothing of its own, nothing."""
+        record = await self._db.read(lambda c: metastore.get(c, key))
+        if record.layer is not None:
+            return await self._lazy.usage(self._entry(_chain_row(record)))
+        if record.info.kind is Kind.VIEW:
+            return Usage(0, 0)
+        if record.info.kind is Kind.COMMITTED and record.usage is not None:
+            return record.usage
+        usage = await self._measure(record.id)
+        if record.info.kind is Kind.COMMITTED:
+            await self._db.write(lambda c: metastore.set_usage(c, record.id, usage))
+        return usage
+
+    async def cleanup(self) -> None:
+        """Throw directories without a row away; safe beside anything else that is going on."""
+        listed = await self._on_files(self._directories.present)
+        ids = await self._db.read(metastore.all_ids)
+        rows = {snapshot_id for snapshot_id, _, _ in ids}
+        for orphan in self._directories.orphans(listed, rows):
+            _log.info("directory of snapshot %d has no row: thrown away", orphan)
+            await self._on_files(self._directories.discard, orphan)
+        self._discarded.set()
+
+    async def lazy_stacks(self) -> list[tuple[StackEntry, ...]]:
+        """Of each lazy layer its chain, itself last; parents come before children."""
+        chains = await self._db.read(
+            lambda c: [metastore.chain(c, ident) for ident in metastore.lazy_ids(c)]
+        )
+        return [self._stack(rows) for rows in chains]
+
+    # -- creating ---------------------------------------------------------------------------
+
+    async def _admit(self, key: str, parent: str, chain_id: str) -> tuple[StackEntry, ...]:
+        """Check a layer's Prepare; AlreadyExistsError if the layer is here on this parent."""
+
+        def check(connection: Any) -> tuple[str | None, tuple[ChainRow, ...]]:
+            parent_id = metastore.check_new(connection, key, parent)
+            here = metastore.find_layer(connection, chain_id, parent_id)
+            return here, metastore.chain(connection, parent_id)
+
+        metastore.check_name(key, "key")
+        here, rows = await self._db.read(check)
+        if here is not None:
+            raise AlreadyExistsError(f"layer {chain_id} is here as snapshot {here!r}")
+        return self._stack(rows)
+
+    async def _create(
+        self, kind: Kind, key: str, parent: str, labels: Mapping[str, str]
+    ) -> tuple[Mount, ...]:
+        metastore.check_name(key, "key")
+        rows = await self._db.read(
+            lambda c: metastore.chain(c, metastore.check_new(c, key, parent))
+        )
+        stack = self._stack(rows)
+        ready = await self._mount_soon(stack, must=known.SNAPSHOT_REF in labels)
+        snapshot_id = await self._finish(self._insert(kind, key, parent, labels, stack, ready))
+        return self._mounts(kind, snapshot_id, stack)
+
+    async def _mount_soon(self, stack: tuple[StackEntry, ...], must: bool) -> bool:
+        """Whether the lazy layers below can be read. Where something is unpacked onto them they
+        ``must``: containerd would take owners and modes of missing parents from them."""
+        if not _has_lazy(stack):
+            return True
+        try:
+            await self._lazy.mount(stack, self._config.prepare_wait_s)
+        except UnavailableError:
+            if must:
+                raise
+            return False
+        return True
+
+    async def _insert(
+        self,
+        kind: Kind,
+        key: str,
+        parent: str,
+        labels: Mapping[str, str],
+        stack: Sequence[StackEntry],
+        ready: bool,
+    ) -> int:
+        snapshot_id = self._directories.reserve()
+        now_ns = self._clock.wall_ns()
+        try:
+            await self._on_files(self._directories.make, snapshot_id, kind)
+            if stack and ready:
+                await self._on_files(
+                    self._directories.copy_owner, stack[-1].snapshot_id, snapshot_id
+                )
+            await self._db.write(
+                lambda c: metastore.create(
+                    c, snapshot_id, kind, key, parent, labels, now_ns, owner_pending=not ready
+                )
+            )
+        except BaseException:
+            await self._throw_away(snapshot_id)
+            raise
+        finally:
+            self._directories.settled(snapshot_id)
+        return snapshot_id
+
+    async def _take_lazily(
+        self, chain_id: str, parent: str, labels: Mapping[str, str], layer: LazyLayer
+    ) -> None:
+        snapshot_id = self._directories.reserve()
+        now_ns = self._clock.wall_ns()
+        created = False
+        try:
+            await self._on_files(self._directories.make, snapshot_id, Kind.COMMITTED)
+            created = await self._db.write(
+                lambda c: metastore.create_lazy(
+                    c,
+                    snapshot_id,
+                    chain_id,
+                    parent,
+                    labels,
+                    now_ns,
+                    str(layer.layer),
+                    str(layer.view),
+                )
+            )
+        finally:
+            if not created:
+                await self._throw_away(snapshot_id)
+            self._directories.settled(snapshot_id)
+
+    async def _copy_owner_late(self, snapshot_id: int, parent_id: int) -> None:
+        await self._on_files(self._directories.copy_owner, parent_id, snapshot_id)
+        await self._db.write(lambda c: metastore.owner_copied(c, snapshot_id))
+
+    # -- removing ---------------------------------------------------------------------------
+
+    async def _remove(self, key: str) -> None:
+        record = await self._db.write(lambda c: metastore.remove(c, key), frees_space=True)
+        release = self._spawn(self._after_removal(record))
+        await asyncio.wait([release], timeout=self._config.release_wait_s)
+
+    async def _after_removal(self, record: Record) -> None:
+        """Clean-up behind the commit: it may fail, and then the next start does it."""
+        if record.layer is not None:
+            try:
+                await self._lazy.release(self._entry(_chain_row(record)))
+            except Exception:
+                _log.exception("releasing the lazy layer %r failed", record.info.name)
+        await self._throw_away(record.id)
+
+    async def _throw_away(self, snapshot_id: int) -> None:
+        try:
+            await self._on_files(self._directories.discard, snapshot_id)
+        except OSError as error:
+            _log.warning("directory of snapshot %d stays for now: %s", snapshot_id, error)
+        self._discarded.set()
+
+    async def _empty_trash(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._trash.stopped:
+            await self._discarded.wait()
+            self._discarded.clear()
+            try:
+                await loop.run_in_executor(self._emptying, self._trash.empty)
+            except OSError as error:
+                _log.warning("cannot empty %s: %s", self._directories.trash, error)
+
+    # -- measuring and repairing ------------------------------------------------------------
+
+    async def _measure_committed(self, snapshot_id: int) -> None:
+        try:
+            usage = await self._measure(snapshot_id)
+            await self._db.write(lambda c: metastore.set_usage(c, snapshot_id, usage))
+        except (EmberError, OSError) as error:
+            _log.info("usage of snapshot %d is measured when asked for: %s", snapshot_id, error)
+
+    async def _measure(self, snapshot_id: int) -> Usage:
+        layer = self._directories.layer(snapshot_id)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._walks, measure, layer)
+        except FileNotFoundError:
+            raise NotFoundError(f"directory {layer} is gone: the snapshot was removed") from None
+
+    async def _restore_directories(self) -> list[str]:
+        """Rows are durable before directories are (a power loss shows it): make the empty ones
+        anew; name the committed ones, whose content is lost."""
+        present = set(await self._on_files(self._directories.present))
+        lost = []
+        for snapshot_id, kind, lazy in await self._db.read(metastore.all_ids):
+            if snapshot_id in present:
+                continue
+            if lazy or kind is not Kind.COMMITTED:
+                await self._on_files(self._directories.make, snapshot_id, kind)
+                continue
+            record = await self._db.read(partial(metastore.by_id, snapshot_id=snapshot_id))
+            if record is not None:
+                lost.append(record.info.name)
+                _log.error(
+                    "content of snapshot %r is lost (no directory %s): remove it and pull again",
+                    record.info.name,
+                    self._directories.path(snapshot_id),
+                )
+        return lost
+
+    # -- small things -----------------------------------------------------------------------
+
+    def _mounts(
+        self, kind: Kind, snapshot_id: int, stack: Sequence[StackEntry]
+    ) -> tuple[Mount, ...]:
+        below = [entry.directory for entry in stack]
+        return overlay.mounts(kind, self._directories.path(snapshot_id), below, self._options)
+
+    def _stack(self, rows: Sequence[ChainRow]) -> tuple[StackEntry, ...]:
+        return tuple(self._entry(row) for row in rows)
+
+    def _entry(self, row: ChainRow) -> StackEntry:
+        return StackEntry(
+            snapshot_id=row.id,
+            name=row.name,
+            directory=self._directories.layer(row.id),
+            layer=None if row.layer is None else Digest.parse(row.layer),
+            chain_id=row.chain_id,
+            view=None if row.view is None else Digest.parse(row.view),
+        )
+
+    async def _on_files(self, call: Any, *values: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._files, call, *values)
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever awaits it hears of it; nobody may, if the client is gone
+
+    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to the end, also if the caller is cancelled."""
+        return await asyncio.shield(self._spawn(work))
+
+
+def _with_chain(connection: Any, key: str) -> tuple[Record, tuple[ChainRow, ...]]:
+    record = metastore.get_mountable(connection, key)
+    return record, metastore.chain(connection, record.parent_id)
+
+
+def _chain_row(record: Record) -> ChainRow:
+    chain_id = record.info.labels.get(known.SNAPSHOT_REF)
+    return ChainRow(record.id, record.info.name, record.layer, record.view, chain_id)
+
+
+def _has_lazy(stack: Sequence[StackEntry]) -> bool:
+    return any(entry.layer is not None for entry in stack)
