@@ -55,7 +55,8 @@ def _by_index(connection: sqlite3.Connection, chosen: Filter) -> list[Record] | 
         pinned = [found for one in alternative if (found := _pinned(connection, one)) is not None]
         if not pinned:
             return None
-        ids.update(min(pinned, key=lambda found: len(found)))
+        fewest: list[int] = min(pinned, key=len)
+        ids.update(fewest)
         if len(ids) > _PAGE:
             return None
     records = (metastore.by_id(connection, ident) for ident in sorted(ids))
