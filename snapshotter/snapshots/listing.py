@@ -10,11 +10,11 @@ import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
-from snapshotter.snapshots import metastore
+from snapshotter.snapshots import records as rows
 from snapshotter.snapshots.database import Database
 from snapshotter.snapshots.filters import Filter, Selector, label_of, parse
-from snapshotter.snapshots.metastore import Record
 from snapshotter.snapshots.model import Info
+from snapshotter.snapshots.records import Record
 
 _PAGE = 400
 
@@ -41,7 +41,7 @@ async def _pages(database: Database, chosen: Filter) -> AsyncIterator[list[Recor
         yield found
         return
     last = 0
-    while records := await database.read(partial(metastore.page, after_id=last, limit=_PAGE)):
+    while records := await database.read(partial(rows.page, after_id=last, limit=_PAGE)):
         yield records
         last = records[-1].id
 
@@ -59,7 +59,7 @@ def _by_index(connection: sqlite3.Connection, chosen: Filter) -> list[Record] | 
         ids.update(fewest)
         if len(ids) > _PAGE:
             return None
-    records = (metastore.by_id(connection, ident) for ident in sorted(ids))
+    records = (rows.by_id(connection, ident) for ident in sorted(ids))
     return [record for record in records if record is not None]
 
 
@@ -68,10 +68,10 @@ def _pinned(connection: sqlite3.Connection, selector: Selector) -> list[int] | N
         return None
     label = label_of(selector.path)
     if label is not None:
-        return metastore.ids_by_label(connection, label, selector.value)
+        return rows.ids_by_label(connection, label, selector.value)
     match selector.path:
         case ("name", *_):
-            return metastore.ids_by_name(connection, selector.value)
+            return rows.ids_by_name(connection, selector.value)
         case ("parent", *_):
-            return metastore.ids_by_parent(connection, selector.value)
+            return rows.ids_by_parent(connection, selector.value)
     return None

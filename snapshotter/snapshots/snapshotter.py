@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,15 +26,13 @@ from snapshotter.errors import (
     UnavailableError,
 )
 from snapshotter.snapshots import labels as known
-from snapshotter.snapshots import listing, metastore, overlay
+from snapshotter.snapshots import listing, metastore, overlay, records
 from snapshotter.snapshots.claims import Claims
 from snapshotter.snapshots.database import Database
-from snapshotter.snapshots.directories import Directories
 from snapshotter.snapshots.lazy import LazyLayer, LazyLayers, StackEntry
-from snapshotter.snapshots.metastore import ChainRow, Record
 from snapshotter.snapshots.model import Info, Kind, Mount, Usage
-from snapshotter.snapshots.trash import Trash
-from snapshotter.snapshots.usage import measure
+from snapshotter.snapshots.records import ChainRow, Record
+from snapshotter.snapshots.storage import Storage
 
 T = TypeVar("T")
 
@@ -70,32 +67,25 @@ class Snapshotter:
         self._clock = clock or SystemClock()
         options = self._config.overlay_options
         self._options = overlay.kernel_options() if options is None else options
-        self._directories = Directories(root)
-        self._trash = Trash(self._directories.trash)
+        self._storage = Storage(root)
         self._claims = Claims(lazy, self._config.claim_wait_s)
-        self._files = ThreadPoolExecutor(4, thread_name_prefix="ember-snapshot-files")
-        self._walks = ThreadPoolExecutor(2, thread_name_prefix="ember-snapshot-usage")
-        self._emptying = ThreadPoolExecutor(1, thread_name_prefix="ember-snapshot-trash")
-        self._discarded = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.damaged: tuple[str, ...] = ()
         """Committed snapshots whose directory was missing at start (after a power loss)."""
 
     async def start(self) -> None:
         """Repair what a killed process left, then begin to empty the trash."""
-        await self._on_files(self._directories.start, await self._db.read(metastore.last_id))
+        await self._storage.start(await self._db.read(records.last_id))
         self.damaged = tuple(await self._restore_directories())
         await self.cleanup()
-        self._spawn(self._empty_trash())
+        self._spawn(self._storage.empty_trash())
 
     async def close(self) -> None:
         """Finish what has begun, stop what can go on later. Closing twice does nothing."""
-        self._trash.stop()
-        self._discarded.set()
+        self._storage.stop()
         while self._tasks:
             await asyncio.wait(self._tasks)
-        for pool in (self._files, self._walks, self._emptying):
-            pool.shutdown(wait=False)
+        self._storage.close()
 
     async def prepare(
         self, key: str, parent: str, labels: Mapping[str, str], namespace: str = "default"
@@ -157,7 +147,7 @@ class Snapshotter:
 
     async def stat(self, key: str) -> Info:
         """What is known of a snapshot of any kind."""
-        return (await self._db.read(lambda c: metastore.get(c, key))).info
+        return (await self._db.read(lambda c: records.get(c, key))).info
 
     async def update(self, name: str, labels: Mapping[str, str], paths: Sequence[str]) -> Info:
         """Change labels by a field mask (none: all labels); returns the new state."""
@@ -174,32 +164,28 @@ class Snapshotter:
 
     async def usage(self, key: str) -> Usage:
         """What the snapshot alone takes; of a view, which has nothing of its own, nothing."""
-        record = await self._db.read(lambda c: metastore.get(c, key))
+        record = await self._db.read(lambda c: records.get(c, key))
         if record.layer is not None:
             return await self._lazy.usage(self._entry(_chain_row(record)))
         if record.info.kind is Kind.VIEW:
             return Usage(0, 0)
         if record.info.kind is Kind.COMMITTED and record.usage is not None:
             return record.usage
-        usage = await self._measure(record.id)
+        usage = await self._storage.measure(record.id)
         if record.info.kind is Kind.COMMITTED:
             await self._db.write(lambda c: metastore.set_usage(c, record.id, usage))
         return usage
 
     async def cleanup(self) -> None:
         """Throw directories without a row away; safe beside anything else that is going on."""
-        listed = await self._on_files(self._directories.present)
-        ids = await self._db.read(metastore.all_ids)
-        rows = {snapshot_id for snapshot_id, _, _ in ids}
-        for orphan in self._directories.orphans(listed, rows):
-            _log.info("directory of snapshot %d has no row: thrown away", orphan)
-            await self._on_files(self._directories.discard, orphan)
-        self._discarded.set()
+        listed = await self._storage.present()
+        rows = await self._db.read(records.all_ids)
+        await self._storage.discard_orphans(listed, {snapshot_id for snapshot_id, _, _ in rows})
 
     async def lazy_stacks(self) -> list[tuple[StackEntry, ...]]:
         """Of each lazy layer its chain, itself last; parents come before children."""
         chains = await self._db.read(
-            lambda c: [metastore.chain(c, ident) for ident in metastore.lazy_ids(c)]
+            lambda c: [records.chain(c, ident) for ident in records.lazy_ids(c)]
         )
         return [self._stack(rows) for rows in chains]
 
@@ -210,8 +196,8 @@ class Snapshotter:
 
         def check(connection: Any) -> tuple[str | None, tuple[ChainRow, ...]]:
             parent_id = metastore.check_new(connection, key, parent)
-            here = metastore.find_layer(connection, chain_id, parent_id)
-            return here, metastore.chain(connection, parent_id)
+            here = records.find_layer(connection, chain_id, parent_id)
+            return here, records.chain(connection, parent_id)
 
         metastore.check_name(key, "key")
         here, rows = await self._db.read(check)
@@ -223,9 +209,7 @@ class Snapshotter:
         self, kind: Kind, key: str, parent: str, labels: Mapping[str, str]
     ) -> tuple[Mount, ...]:
         metastore.check_name(key, "key")
-        rows = await self._db.read(
-            lambda c: metastore.chain(c, metastore.check_new(c, key, parent))
-        )
+        rows = await self._db.read(lambda c: records.chain(c, metastore.check_new(c, key, parent)))
         stack = self._stack(rows)
         ready = await self._mount_soon(stack, must=known.SNAPSHOT_REF in labels)
         snapshot_id = await self._finish(self._insert(kind, key, parent, labels, stack, ready))
@@ -253,34 +237,32 @@ class Snapshotter:
         stack: Sequence[StackEntry],
         ready: bool,
     ) -> int:
-        snapshot_id = self._directories.reserve()
+        snapshot_id = self._storage.reserve()
         now_ns = self._clock.wall_ns()
         try:
-            await self._on_files(self._directories.make, snapshot_id, kind)
+            await self._storage.make(snapshot_id, kind)
             if stack and ready:
-                await self._on_files(
-                    self._directories.copy_owner, stack[-1].snapshot_id, snapshot_id
-                )
+                await self._storage.copy_owner(stack[-1].snapshot_id, snapshot_id)
             await self._db.write(
                 lambda c: metastore.create(
                     c, snapshot_id, kind, key, parent, labels, now_ns, owner_pending=not ready
                 )
             )
         except BaseException:
-            await self._throw_away(snapshot_id)
+            await self._storage.discard(snapshot_id)
             raise
         finally:
-            self._directories.settled(snapshot_id)
+            self._storage.settled(snapshot_id)
         return snapshot_id
 
     async def _take_lazily(
         self, chain_id: str, parent: str, labels: Mapping[str, str], layer: LazyLayer
     ) -> None:
-        snapshot_id = self._directories.reserve()
+        snapshot_id = self._storage.reserve()
         now_ns = self._clock.wall_ns()
         created = False
         try:
-            await self._on_files(self._directories.make, snapshot_id, Kind.COMMITTED)
+            await self._storage.make(snapshot_id, Kind.COMMITTED)
             created = await self._db.write(
                 lambda c: metastore.create_lazy(
                     c,
@@ -295,11 +277,11 @@ class Snapshotter:
             )
         finally:
             if not created:
-                await self._throw_away(snapshot_id)
-            self._directories.settled(snapshot_id)
+                await self._storage.discard(snapshot_id)
+            self._storage.settled(snapshot_id)
 
     async def _copy_owner_late(self, snapshot_id: int, parent_id: int) -> None:
-        await self._on_files(self._directories.copy_owner, parent_id, snapshot_id)
+        await self._storage.copy_owner(parent_id, snapshot_id)
         await self._db.write(lambda c: metastore.owner_copied(c, snapshot_id))
 
     # -- removing ---------------------------------------------------------------------------
@@ -316,59 +298,35 @@ class Snapshotter:
                 await self._lazy.release(self._entry(_chain_row(record)))
             except Exception:
                 _log.exception("releasing the lazy layer %r failed", record.info.name)
-        await self._throw_away(record.id)
-
-    async def _throw_away(self, snapshot_id: int) -> None:
-        try:
-            await self._on_files(self._directories.discard, snapshot_id)
-        except OSError as error:
-            _log.warning("directory of snapshot %d stays for now: %s", snapshot_id, error)
-        self._discarded.set()
-
-    async def _empty_trash(self) -> None:
-        loop = asyncio.get_running_loop()
-        while not self._trash.stopped:
-            await self._discarded.wait()
-            self._discarded.clear()
-            try:
-                await loop.run_in_executor(self._emptying, self._trash.empty)
-            except OSError as error:
-                _log.warning("cannot empty %s: %s", self._directories.trash, error)
+        await self._storage.discard(record.id)
 
     # -- measuring and repairing ------------------------------------------------------------
 
     async def _measure_committed(self, snapshot_id: int) -> None:
         try:
-            usage = await self._measure(snapshot_id)
+            usage = await self._storage.measure(snapshot_id)
             await self._db.write(lambda c: metastore.set_usage(c, snapshot_id, usage))
         except (EmberError, OSError) as error:
             _log.info("usage of snapshot %d is measured when asked for: %s", snapshot_id, error)
 
-    async def _measure(self, snapshot_id: int) -> Usage:
-        layer = self._directories.layer(snapshot_id)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._walks, measure, layer)
-        except FileNotFoundError:
-            raise NotFoundError(f"directory {layer} is gone: the snapshot was removed") from None
-
     async def _restore_directories(self) -> list[str]:
         """Rows are durable before directories are (a power loss shows it): make the empty ones
         anew; name the committed ones, whose content is lost."""
-        present = set(await self._on_files(self._directories.present))
+        present = set(await self._storage.present())
         lost = []
-        for snapshot_id, kind, lazy in await self._db.read(metastore.all_ids):
+        for snapshot_id, kind, lazy in await self._db.read(records.all_ids):
             if snapshot_id in present:
                 continue
             if lazy or kind is not Kind.COMMITTED:
-                await self._on_files(self._directories.make, snapshot_id, kind)
+                await self._storage.make(snapshot_id, kind)
                 continue
-            record = await self._db.read(partial(metastore.by_id, snapshot_id=snapshot_id))
+            record = await self._db.read(partial(records.by_id, snapshot_id=snapshot_id))
             if record is not None:
                 lost.append(record.info.name)
                 _log.error(
                     "content of snapshot %r is lost (no directory %s): remove it and pull again",
                     record.info.name,
-                    self._directories.path(snapshot_id),
+                    self._storage.path(snapshot_id),
                 )
         return lost
 
@@ -378,7 +336,7 @@ class Snapshotter:
         self, kind: Kind, snapshot_id: int, stack: Sequence[StackEntry]
     ) -> tuple[Mount, ...]:
         below = [entry.directory for entry in stack]
-        return overlay.mounts(kind, self._directories.path(snapshot_id), below, self._options)
+        return overlay.mounts(kind, self._storage.path(snapshot_id), below, self._options)
 
     def _stack(self, rows: Sequence[ChainRow]) -> tuple[StackEntry, ...]:
         return tuple(self._entry(row) for row in rows)
@@ -387,14 +345,11 @@ class Snapshotter:
         return StackEntry(
             snapshot_id=row.id,
             name=row.name,
-            directory=self._directories.layer(row.id),
+            directory=self._storage.layer(row.id),
             layer=None if row.layer is None else Digest.parse(row.layer),
             chain_id=row.chain_id,
             view=None if row.view is None else Digest.parse(row.view),
         )
-
-    async def _on_files(self, call: Any, *values: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._files, call, *values)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
@@ -413,8 +368,8 @@ class Snapshotter:
 
 
 def _with_chain(connection: Any, key: str) -> tuple[Record, tuple[ChainRow, ...]]:
-    record = metastore.get_mountable(connection, key)
-    return record, metastore.chain(connection, record.parent_id)
+    record = records.get_mountable(connection, key)
+    return record, records.chain(connection, record.parent_id)
 
 
 def _chain_row(record: Record) -> ChainRow:

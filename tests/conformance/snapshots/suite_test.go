@@ -38,9 +38,13 @@ func TestEmber(t *testing.T) {
 	if len(command) == 0 {
 		t.Fatal("EMBER_SERVE must be the command that serves a ROOT on a SOCKET")
 	}
-	testsuite.SnapshotterSuite(t, "overlayfs", func(ctx context.Context, root string) (snapshots.Snapshotter, func() error, error) {
+	testsuite.SnapshotterSuite(t, "overlayfs", starter(command))
+}
+
+func starter(command []string) testsuite.SnapshotterFunc {
+	return func(_ context.Context, root string) (snapshots.Snapshotter, func() error, error) {
 		return start(command, root)
-	})
+	}
 }
 
 // start runs one server; the function it returns ends it and says so if it would not end cleanly.
