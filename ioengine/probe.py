@@ -22,7 +22,7 @@ from ioengine._native import ffi, lib
 from ioengine.buffers import BufferPool
 from ioengine.engine import IoEngine
 from ioengine.threads import ThreadEngine
-from ioengine.uring import UringEngine
+from ioengine.uring import UringEngine, try_ring
 
 _DIRECT_ALIGNMENTS_BYTES = (512, 4096)
 
@@ -80,20 +80,32 @@ def probe(root: Path, lazy: Callable[[Path], LazyFinding] | None = None) -> Prob
     direct, alignment_bytes = probe_direct(root)
     return ProbeReport(
         kernel=platform.release(),
-        io_uring=probe_io_uring(),
+        io_uring=probe_io_uring(root),
         direct=direct,
         direct_alignment_bytes=alignment_bytes,
         lazy=lazy(root) if lazy is not None else None,
     )
 
 
-def probe_io_uring() -> Finding:
-    """Whether io_uring_setup(2) is let through; tried in a child, since seccomp may kill for it."""
+def probe_io_uring(root: Path) -> Finding:
+    """Whether a ring is let through, and works on files under ``root``.
+
+    The set-up is tried in a child first, since a seccomp filter may kill for it; then a page is
+    written with a linked fdatasync and read back. Blocks for some milliseconds.
+    """
     killed_by = ffi.new("int *")
     result = lib.ember_ring_allowed(killed_by)
-    if result == 0:
-        return Finding(True, "the kernel sets up io_uring rings")
-    return explain_io_uring(-result, killed_by[0], _io_uring_disabled(), _under_seccomp())
+    if result < 0:
+        return explain_io_uring(-result, killed_by[0], _io_uring_disabled(), _under_seccomp())
+    with _scratch(root) as path:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            try_ring(fd)
+        except OSError as error:
+            return Finding(False, f"io_uring does not work in {root}: {error.strerror}")
+        finally:
+            os.close(fd)
+    return Finding(True, f"io_uring works in {root}")
 
 
 def explain_io_uring(number: int, killed_by: int, disabled: int | None, seccomp: bool) -> Finding:
@@ -174,14 +186,13 @@ def choose_engine(
 ) -> EngineChoice:
     """Open the best engine that the kernel allows, in the running event loop.
 
-    ``prefer="uring"`` insists on it: OSError says why there is none. With ``auto`` the ring must
-    also prove itself by a write and an fdatasync in ``root``; what fails there goes to threads.
+    ``prefer="uring"`` insists on it: OSError says why there is none.
     """
     pool = BufferPool(buffer_count)
     if prefer == "threads":
         engine = ThreadEngine.open(pool, workers=workers, depth=depth)
         return EngineChoice(engine, "threads: asked for by the configuration")
-    finding = probe_io_uring()
+    finding = probe_io_uring(root)
     if finding.allowed:
         try:
             ring = UringEngine.open(pool, depth=depth)
@@ -189,7 +200,7 @@ def choose_engine(
             finding = Finding(False, str(error))
         else:
             pinned = "registered" if ring.registered else "unregistered (RLIMIT_MEMLOCK)"
-            return EngineChoice(ring, f"io_uring: {finding}; {buffer_count} buffers, {pinned}")
+            return EngineChoice(ring, f"uring: {finding}; {buffer_count} buffers, {pinned}")
     if prefer == "uring":
         raise OSError(errno.EPERM, f"io_uring was asked for, but {finding}")
     engine = ThreadEngine.open(pool, workers=workers, depth=depth)

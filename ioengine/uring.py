@@ -1,7 +1,8 @@
-"""The io_uring engine: requests are queued through one event-loop turn and submitted as a batch.
+"""The io_uring engine: the requests of one event-loop turn go to the kernel as one batch.
 
-The ring tells the loop by an eventfd; the loop collects completions, continues what was short,
-then wakes the callers. The kernel work is csrc/ring.c's. Must not be shared between threads.
+The ring tells the loop by an eventfd; one native call per turn submits and collects, so however
+many requests there are the GIL changes hands once. A slot belongs to one request from its start
+to its completion. The kernel work is csrc/ring.c's. Must not be shared between threads.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
+import select
 from typing import Any
 
 from ioengine._native import ffi, lib
-from ioengine.buffers import Buffer, BufferPool
+from ioengine.buffers import ALIGNMENT_BYTES, Buffer, BufferPool
 from ioengine.engine import Completion, Gate, check_request, failure
 from ioengine.errors import check
 
 log = logging.getLogger(__name__)
 
-_SUBMIT_AGAIN_S = 0.001
+_POSTPONED_S = 0.001
+_TRIAL_TIMEOUT_MS = 10_000
 
 
 class UringEngine:
@@ -31,13 +35,16 @@ class UringEngine:
         self._pool = pool
         self._gate = Gate(depth)
         self._drain_timeout_s = drain_timeout_s
+        self._free_slots = list(range(depth))
         self._waiting: list[Completion | None] = [None] * depth
+        self._batch = ffi.new("struct ember_ring_request[]", depth)
+        self._batched = 0
         self._done = ffi.new("struct ember_ring_done[]", depth)
-        self._depth = depth
+        self._postponed = ffi.new("int *")
         self._loop = asyncio.get_running_loop()
-        self._submission: asyncio.Handle | None = None
+        self._next_turn: asyncio.Handle | None = None
         self._event = lib.ember_ring_eventfd(ring)
-        self._loop.add_reader(self._event, self._collect)
+        self._loop.add_reader(self._event, self._turn)
 
     @classmethod
     def open(
@@ -48,11 +55,7 @@ class UringEngine:
         OSError where the kernel denies io_uring (EPERM, ENOSYS) or lacks an operation
         (EOPNOTSUPP); probe.py explains it.
         """
-        out = ffi.new("ember_ring **")
-        arena = ffi.from_buffer(pool.arena)
-        result = lib.ember_ring_open(depth, arena, pool.count, pool.buffer_bytes, out)
-        check(result, "set up io_uring")
-        return cls(out[0], pool, depth, drain_timeout_s)
+        return cls(_open_ring(pool, depth), pool, depth, drain_timeout_s)
 
     @property
     def registered(self) -> bool:
@@ -67,8 +70,11 @@ class UringEngine:
         if length == 0:
             return 0
         async with self._gate:
-            slot = lib.ember_ring_read(self._ring, fd, buffer.number, length, file_offset)
-            result = await self._complete(slot, buffer)
+            request = self._request(lib.EMBER_RING_READ, fd)
+            request.buffer = buffer.number
+            request.offset = file_offset
+            request.length = length
+            result = await self._complete(request.slot, buffer)
         if result < 0:
             raise failure(-result, "read", fd, file_offset, length)
         return result
@@ -82,40 +88,48 @@ class UringEngine:
                 await self.fdatasync(fd)
             return 0
         async with self._gate:
-            slot = lib.ember_ring_write(
-                self._ring, fd, buffer.number, length, file_offset, int(sync)
-            )
-            result = await self._complete(slot, buffer)
+            request = self._request(lib.EMBER_RING_WRITE, fd)
+            request.buffer = buffer.number
+            request.offset = file_offset
+            request.length = length
+            request.sync = sync
+            result = await self._complete(request.slot, buffer)
         if result < 0:
             raise failure(-result, "write", fd, file_offset, length)
         return result
 
     async def fdatasync(self, fd: int) -> None:
         async with self._gate:
-            result = await self._complete(lib.ember_ring_sync(self._ring, fd), None)
+            result = await self._complete(self._request(lib.EMBER_RING_SYNC, fd).slot, None)
         if result < 0:
             raise failure(-result, "fdatasync", fd, 0, 0)
 
     async def close(self) -> None:
-        if not self._ring:
-            return
         await self._gate.shut(self._drain_timeout_s)
         if not self._ring:
             return
-        if self._submission is not None:
-            self._submission.cancel()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         self._loop.remove_reader(self._event)
         ring, self._ring = self._ring, ffi.NULL
         check(lib.ember_ring_close(ring), "close the ring")
 
+    def _request(self, kind: int, fd: int) -> Any:
+        """A new request of the turn's batch, with a slot of its own. The gate left room for it."""
+        request = self._batch[self._batched]
+        request.fd = fd  # first: a number that is no int must not cost a slot
+        request.kind = kind
+        request.sync = False
+        request.slot = self._free_slots.pop()
+        self._batched += 1
+        return request
+
     async def _complete(self, slot: int, buffer: Buffer | None) -> int:
         """Wait for the request in ``slot``: its count, or the negative errno."""
-        if slot < 0:
-            return slot
         completion = Completion(loop=self._loop)
         self._waiting[slot] = completion
-        if self._submission is None:
-            self._submission = self._loop.call_soon(self._submit)
+        if self._next_turn is None:
+            self._next_turn = self._loop.call_soon(self._turn)
         if buffer is None:
             return await completion
         buffer.pin()
@@ -124,23 +138,68 @@ class UringEngine:
         finally:
             buffer.unpin()
 
-    def _submit(self) -> None:
-        """Hand the turn's batch to the kernel; when it has no room now, try again soon."""
-        self._submission = None
-        result = lib.ember_ring_submit(self._ring)
-        if result == -errno.EAGAIN:
-            self._submission = self._loop.call_later(_SUBMIT_AGAIN_S, self._submit)
-        elif result < 0:
-            log.error("io_uring refuses submissions for good: %s", errno.errorcode[-result])
-
-    def _collect(self) -> None:
-        """The eventfd rang: wake the callers of what is over, queue on what was short."""
-        count = lib.ember_ring_reap(self._ring, self._done, self._depth)
-        for index in range(count):
+    def _turn(self) -> None:
+        """Submit the batch, wake the callers of what is over; come again if the kernel was full."""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
+        count, self._batched = self._batched, 0
+        over = check(
+            lib.ember_ring_turn(self._ring, self._batch, count, self._done, self._postponed),
+            "submit to io_uring",
+        )
+        for index in range(over):
             done = self._done[index]
             slot = done.slot
             completion, self._waiting[slot] = self._waiting[slot], None
+            self._free_slots.append(slot)
             if completion is not None:
                 completion.set_result(done.result)
-        if self._submission is None and lib.ember_ring_active(self._ring):
-            self._submit()
+        if self._postponed[0]:
+            self._next_turn = self._loop.call_later(_POSTPONED_S, self._turn)
+
+
+def try_ring(fd: int) -> None:
+    """Write a page to the file ``fd`` with a linked fdatasync through a ring, and read it back.
+
+    Blocks for some milliseconds, ten seconds at most. OSError says what of it fails here.
+    """
+    pool = BufferPool(1, ALIGNMENT_BYTES)
+    pattern = os.urandom(ALIGNMENT_BYTES)
+    ring = _open_ring(pool, 1)
+    try:
+        pool.arena[:] = pattern
+        _move_page(ring, lib.EMBER_RING_WRITE, fd)
+        pool.arena[:] = bytes(ALIGNMENT_BYTES)
+        _move_page(ring, lib.EMBER_RING_READ, fd)
+        if pool.arena != pattern:
+            raise OSError(errno.EIO, "what the ring wrote is not what it reads")
+    finally:
+        lib.ember_ring_close(ring)  # refused while the disk hangs: then the ring stays
+
+
+def _open_ring(pool: BufferPool, depth: int) -> Any:
+    out = ffi.new("ember_ring **")
+    arena = ffi.from_buffer(pool.arena)
+    result = lib.ember_ring_open(depth, arena, pool.count, pool.buffer_bytes, out)
+    check(result, "set up io_uring")
+    return out[0]
+
+
+def _move_page(ring: Any, kind: int, fd: int) -> None:
+    """Move buffer 0 to or from the start of ``fd``, blocking; OSError if not all of it moves."""
+    request = {"kind": kind, "fd": fd, "length": ALIGNMENT_BYTES, "sync": True}
+    batch = ffi.new("struct ember_ring_request[]", [request])
+    done = ffi.new("struct ember_ring_done[]", 1)
+    postponed = ffi.new("int *")
+    poll = select.poll()
+    poll.register(lib.ember_ring_eventfd(ring), select.POLLIN)
+    over = check(lib.ember_ring_turn(ring, batch, 1, done, postponed), "try the ring")
+    while over == 0:
+        if not poll.poll(_TRIAL_TIMEOUT_MS):
+            raise TimeoutError(errno.ETIMEDOUT, "a page of I/O through the ring does not end")
+        over = check(lib.ember_ring_turn(ring, ffi.NULL, 0, done, postponed), "try the ring")
+    result = done[0].result
+    if result != ALIGNMENT_BYTES:
+        number = -result if result < 0 else errno.EIO
+        raise OSError(number, f"a page of I/O through the ring fails: {os.strerror(number)}")

@@ -15,15 +15,28 @@
 /* ---- ring.c -------------------------------------------------------------------------------- */
 
 /*
- * A ring owns `depth` request slots and uses the caller's arena of equal buffers. A request is
- * queued (its slot number comes back), goes to the kernel with the next submit, and is over when
- * reap names its slot. Short transfers are continued inside. One thread opens, uses and closes.
+ * A ring moves bytes between files and the caller's arena of equal buffers, with up to `depth`
+ * requests in flight, each under a slot number that the caller picks. One call a turn takes new
+ * requests, hands them to the kernel in one batch and brings what is over; the eventfd becomes
+ * readable when another turn is due. One thread opens, turns and closes.
  */
 typedef struct ember_ring ember_ring;
 
+enum ember_ring_kind { EMBER_RING_READ, EMBER_RING_WRITE, EMBER_RING_SYNC };
+
+struct ember_ring_request {
+	uint64_t offset; /* in the file */
+	uint32_t length;
+	uint32_t buffer; /* its number; the transfer starts at its first byte */
+	uint32_t slot;	 /* below depth, and not in flight */
+	int32_t fd;
+	uint8_t kind;
+	uint8_t sync; /* after a write: fdatasync before it is over */
+};
+
 struct ember_ring_done {
-	uint32_t slot;
 	int64_t result; /* bytes moved, or -errno */
+	uint32_t slot;
 };
 
 int ember_ring_allowed(int *killed_by);
@@ -32,12 +45,8 @@ int ember_ring_open(unsigned depth, void *arena, unsigned buffers, unsigned buff
 int ember_ring_close(ember_ring *ring);
 int ember_ring_eventfd(const ember_ring *ring);
 int ember_ring_registered(const ember_ring *ring);
-int ember_ring_read(ember_ring *ring, int fd, unsigned buffer, unsigned length, uint64_t offset);
-int ember_ring_write(ember_ring *ring, int fd, unsigned buffer, unsigned length, uint64_t offset,
-		     int sync);
-int ember_ring_sync(ember_ring *ring, int fd);
-int ember_ring_submit(ember_ring *ring);
-int ember_ring_reap(ember_ring *ring, struct ember_ring_done *out, unsigned room);
+int ember_ring_turn(ember_ring *ring, const struct ember_ring_request *requests, unsigned count,
+		    struct ember_ring_done *out, int *postponed);
 int ember_ring_active(const ember_ring *ring);
 
 /* ---- guard.c ------------------------------------------------------------------------------- */

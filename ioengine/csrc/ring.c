@@ -24,20 +24,12 @@
 #define SECTOR_BYTES 512u
 #define AGAIN INT64_MIN /* the request goes round once more */
 
-enum kind { KIND_READ, KIND_WRITE, KIND_SYNC };
-
 struct slot {
-	uint64_t offset;
-	uint32_t length;
-	uint32_t done;
-	uint32_t buffer;
+	struct ember_ring_request asked;
+	uint32_t done;	  /* bytes moved so far */
 	uint32_t sq_end;  /* submission tail behind this round's entries */
-	uint32_t next;	  /* of the free list */
 	int32_t moved;	  /* this round's result of the transfer */
 	int32_t synced;	  /* this round's result of the fdatasync */
-	int fd;
-	uint8_t kind;
-	uint8_t sync;
 	uint8_t active;
 	uint8_t entries;  /* of this round */
 	uint8_t waiting;  /* completions still to come */
@@ -53,7 +45,6 @@ struct ember_ring {
 	unsigned active;
 	unsigned buffers;
 	unsigned buffer_bytes;
-	uint32_t free;	/* first free slot, depth: none */
 	int event;
 	int registered;
 	int dead;	/* -errno of the submission that the kernel refused for good */
@@ -174,8 +165,6 @@ int ember_ring_open(unsigned depth, void *arena, unsigned buffers, unsigned buff
 	ring->slots = calloc(depth, sizeof(*ring->slots));
 	if (!ring->slots)
 		goto out;
-	for (unsigned i = 0; i < depth; i++)
-		ring->slots[i].next = i + 1;
 	result = set_up(&ring->uring, depth);
 	if (result < 0)
 		goto out;
@@ -246,20 +235,22 @@ static void enter(struct ember_ring *ring, struct slot *slot, struct io_uring_sq
 
 static void queue_transfer(struct ember_ring *ring, struct slot *slot)
 {
+	const struct ember_ring_request *asked = &slot->asked;
 	struct io_uring_sqe *entry = io_uring_get_sqe(&ring->uring);
-	uint8_t *start = ring->arena + (size_t)slot->buffer * ring->buffer_bytes + slot->done;
-	unsigned length = slot->length - slot->done;
-	uint64_t offset = slot->offset + slot->done;
+	uint8_t *start = ring->arena + (size_t)asked->buffer * ring->buffer_bytes + slot->done;
+	unsigned length = asked->length - slot->done;
+	uint64_t offset = asked->offset + slot->done;
+	int number = (int)asked->buffer;
 
-	if (slot->kind == KIND_READ && ring->registered)
-		io_uring_prep_read_fixed(entry, slot->fd, start, length, offset, (int)slot->buffer);
-	else if (slot->kind == KIND_READ)
-		io_uring_prep_read(entry, slot->fd, start, length, offset);
+	if (asked->kind == EMBER_RING_READ && ring->registered)
+		io_uring_prep_read_fixed(entry, asked->fd, start, length, offset, number);
+	else if (asked->kind == EMBER_RING_READ)
+		io_uring_prep_read(entry, asked->fd, start, length, offset);
 	else if (ring->registered)
-		io_uring_prep_write_fixed(entry, slot->fd, start, length, offset, (int)slot->buffer);
+		io_uring_prep_write_fixed(entry, asked->fd, start, length, offset, number);
 	else
-		io_uring_prep_write(entry, slot->fd, start, length, offset);
-	if (slot->sync)
+		io_uring_prep_write(entry, asked->fd, start, length, offset);
+	if (asked->sync)
 		io_uring_sqe_set_flags(entry, IOSQE_IO_LINK);
 	enter(ring, slot, entry, 0);
 }
@@ -268,7 +259,7 @@ static void queue_sync(struct ember_ring *ring, struct slot *slot)
 {
 	struct io_uring_sqe *entry = io_uring_get_sqe(&ring->uring);
 
-	io_uring_prep_fsync(entry, slot->fd, IORING_FSYNC_DATASYNC);
+	io_uring_prep_fsync(entry, slot->asked.fd, IORING_FSYNC_DATASYNC);
 	enter(ring, slot, entry, 1);
 }
 
@@ -277,80 +268,47 @@ static void queue_round(struct ember_ring *ring, struct slot *slot)
 {
 	slot->entries = 0;
 	slot->waiting = 0;
-	slot->transfer = slot->kind != KIND_SYNC && slot->done < slot->length;
-	slot->moved = 0;
-	slot->synced = 0;
+	slot->transfer = slot->asked.kind != EMBER_RING_SYNC && slot->done < slot->asked.length;
+	slot->moved = ring->dead;
+	slot->synced = ring->dead;
+	if (ring->dead)
+		return;
 	if (slot->transfer)
 		queue_transfer(ring, slot);
-	if (slot->sync)
+	if (slot->asked.sync)
 		queue_sync(ring, slot);
 }
 
-static int take_slot(struct ember_ring *ring, struct slot request)
+static int sensible(const struct ember_ring *ring, const struct ember_ring_request *asked)
 {
-	uint32_t number = ring->free;
+	if (asked->slot >= ring->depth || ring->slots[asked->slot].active)
+		return 0;
+	if (asked->kind == EMBER_RING_SYNC)
+		return 1;
+	return asked->kind <= EMBER_RING_WRITE && asked->buffer < ring->buffers &&
+	       asked->length > 0 && asked->length <= ring->buffer_bytes;
+}
 
-	if (ring->dead)
-		return ring->dead;
-	if (number == ring->depth)
-		return -EAGAIN;
-	ring->free = ring->slots[number].next;
-	ring->slots[number] = request;
-	ring->slots[number].active = 1;
+static void take_in(struct ember_ring *ring, const struct ember_ring_request *asked)
+{
+	struct slot *slot = &ring->slots[asked->slot];
+
+	memset(slot, 0, sizeof(*slot));
+	slot->asked = *asked;
+	slot->asked.sync = asked->kind == EMBER_RING_SYNC ||
+			   (asked->kind == EMBER_RING_WRITE && asked->sync);
+	slot->active = 1;
 	ring->active++;
-	queue_round(ring, &ring->slots[number]);
-	return (int)number;
-}
-
-static void give_slot(struct ember_ring *ring, uint32_t number)
-{
-	ring->slots[number].active = 0;
-	ring->slots[number].next = ring->free;
-	ring->free = number;
-	ring->active--;
-}
-
-static int in_arena(const struct ember_ring *ring, unsigned buffer, unsigned length)
-{
-	return buffer < ring->buffers && length > 0 && length <= ring->buffer_bytes;
-}
-
-/* Queue a read to the start of `buffer`. Returns its slot; -EAGAIN: all are taken, reap first. */
-int ember_ring_read(ember_ring *ring, int fd, unsigned buffer, unsigned length, uint64_t offset)
-{
-	struct slot request = { .kind = KIND_READ, .fd = fd, .buffer = buffer,
-				.length = length, .offset = offset };
-
-	return in_arena(ring, buffer, length) ? take_slot(ring, request) : -EINVAL;
-}
-
-/* Queue a write from the start of `buffer`; with `sync` its data is on the disk when it is over. */
-int ember_ring_write(ember_ring *ring, int fd, unsigned buffer, unsigned length, uint64_t offset,
-		     int sync)
-{
-	struct slot request = { .kind = KIND_WRITE, .fd = fd, .buffer = buffer,
-				.length = length, .offset = offset, .sync = sync != 0 };
-
-	return in_arena(ring, buffer, length) ? take_slot(ring, request) : -EINVAL;
-}
-
-/* Queue an fdatasync(2). It covers the writes that were over when it was queued. */
-int ember_ring_sync(ember_ring *ring, int fd)
-{
-	struct slot request = { .kind = KIND_SYNC, .fd = fd, .sync = 1 };
-
-	return take_slot(ring, request);
+	queue_round(ring, slot);
 }
 
 /*
  * The kernel took the first entries and refuses the rest for good: their requests fail with that
- * error at the next reap, and nothing is submitted any more.
+ * error, and nothing is submitted any more.
  */
 static void die(struct ember_ring *ring, int error)
 {
 	uint32_t head = *ring->uring.sq.khead;
-	uint64_t one = 1;
-	ssize_t written;
 
 	ring->dead = error;
 	for (uint32_t i = 0; i < ring->depth; i++) {
@@ -362,17 +320,15 @@ static void die(struct ember_ring *ring, int error)
 		if (refused > slot->entries)
 			refused = slot->entries;
 		slot->waiting = (uint8_t)(slot->waiting - refused);
-		if (slot->sync)
+		if (slot->asked.sync)
 			slot->synced = error;
 		if (slot->transfer && refused == slot->entries)
 			slot->moved = error;
 	}
-	written = write(ring->event, &one, sizeof(one)); /* only a full counter fails: it wakes too */
-	(void)written;
 }
 
-/* Hand what is queued to the kernel. -EAGAIN: it has no room now, try later; else it is final. */
-int ember_ring_submit(ember_ring *ring)
+/* Hand what is queued to the kernel. Returns 1 if it has no room now: try again later. */
+static int submit(struct ember_ring *ring)
 {
 	while (!ring->dead && io_uring_sq_ready(&ring->uring)) {
 		int taken = io_uring_submit(&ring->uring);
@@ -380,11 +336,11 @@ int ember_ring_submit(ember_ring *ring)
 		if (taken == -EINTR)
 			continue;
 		if (taken == 0 || taken == -EAGAIN || taken == -EBUSY || taken == -ENOMEM)
-			return -EAGAIN;
+			return 1;
 		if (taken < 0)
 			die(ring, taken);
 	}
-	return ring->dead;
+	return 0;
 }
 
 static int passing(int32_t error)
@@ -399,55 +355,49 @@ static int64_t judge(struct slot *slot)
 		if (passing(slot->moved))
 			return ++slot->tries < MAX_TRIES ? AGAIN : slot->moved;
 		/* A direct read that stopped off a sector met the end of the file: no more to ask. */
-		if (slot->kind == KIND_READ && slot->moved == -EINVAL && slot->done % SECTOR_BYTES)
+		if (slot->moved == -EINVAL && slot->asked.kind == EMBER_RING_READ &&
+		    slot->done % SECTOR_BYTES)
 			return slot->done;
 		if (slot->moved < 0)
 			return slot->moved;
 		if (slot->moved == 0)
-			return slot->kind == KIND_READ ? (int64_t)slot->done : -EIO;
+			return slot->asked.kind == EMBER_RING_READ ? (int64_t)slot->done : -EIO;
 		slot->done += (uint32_t)slot->moved;
-		if (slot->done < slot->length) {
+		if (slot->done < slot->asked.length) {
 			slot->tries = 0;
 			return AGAIN;
 		}
 	}
-	if (slot->sync && passing(slot->synced))
+	if (slot->asked.sync && passing(slot->synced))
 		return ++slot->tries < MAX_TRIES ? AGAIN : slot->synced;
-	if (slot->sync && slot->synced < 0)
+	if (slot->asked.sync && slot->synced < 0)
 		return slot->synced;
 	return slot->done;
 }
 
 /* Returns 1 and fills `out` if the request is over, 0 if it was queued once more. */
-static int conclude(struct ember_ring *ring, uint32_t number, struct ember_ring_done *out)
+static unsigned conclude(struct ember_ring *ring, uint32_t number, struct ember_ring_done *out)
 {
-	int64_t result = judge(&ring->slots[number]);
+	struct slot *slot = &ring->slots[number];
+	int64_t result = judge(slot);
 
 	if (result == AGAIN && !ring->dead) {
-		queue_round(ring, &ring->slots[number]);
+		queue_round(ring, slot);
 		return 0;
 	}
 	out->slot = number;
 	out->result = result == AGAIN ? ring->dead : result;
-	give_slot(ring, number);
+	slot->active = 0;
+	ring->active--;
 	return 1;
 }
 
-/*
- * Collect what is over, at most `room` requests. The event is taken back first, so a completion
- * that comes later rings again. Call it until it returns less than `room`, then submit: requests
- * whose transfer was short have been queued once more.
- */
-int ember_ring_reap(ember_ring *ring, struct ember_ring_done *out, unsigned room)
+static unsigned collect(struct ember_ring *ring, struct ember_ring_done *out)
 {
 	struct io_uring_cqe *entry;
 	unsigned count = 0;
-	uint64_t rings;
-	ssize_t taken;
 
-	taken = read(ring->event, &rings, sizeof(rings)); /* EAGAIN: nobody rang */
-	(void)taken;
-	while (count < room && io_uring_peek_cqe(&ring->uring, &entry) == 0) {
+	while (io_uring_peek_cqe(&ring->uring, &entry) == 0) {
 		uint64_t data = io_uring_cqe_get_data64(entry);
 		uint32_t number = (uint32_t)(data >> 1);
 		struct slot *slot = &ring->slots[number];
@@ -458,12 +408,52 @@ int ember_ring_reap(ember_ring *ring, struct ember_ring_done *out, unsigned room
 			slot->moved = entry->res;
 		io_uring_cqe_seen(&ring->uring, entry);
 		if (--slot->waiting == 0)
-			count += (unsigned)conclude(ring, number, out + count);
+			count += conclude(ring, number, out + count);
 	}
-	if (!ring->dead)
-		return (int)count;
-	for (uint32_t i = 0; i < ring->depth && count < room; i++)
+	return count;
+}
+
+/* The requests of a dead ring for which no completion will come. */
+static unsigned collect_refused(struct ember_ring *ring, struct ember_ring_done *out)
+{
+	unsigned count = 0;
+
+	for (uint32_t i = 0; ring->dead && i < ring->depth; i++)
 		if (ring->slots[i].active && ring->slots[i].waiting == 0)
-			count += (unsigned)conclude(ring, i, out + count);
-	return (int)count;
+			count += conclude(ring, i, out + count);
+	return count;
+}
+
+/*
+ * Take in `count` requests, submit, and write what is over to `out`, which has room for `depth`.
+ * Returns how many are over. *postponed becomes 1 if the kernel had no room for all of them: turn
+ * again soon, with or without new requests. -EINVAL: a request makes no sense (slot in use, buffer
+ * or length out of range); then none was taken.
+ */
+int ember_ring_turn(ember_ring *ring, const struct ember_ring_request *requests, unsigned count,
+		    struct ember_ring_done *out, int *postponed)
+{
+	unsigned over;
+	uint64_t rings;
+	ssize_t taken;
+
+	*postponed = 0;
+	for (unsigned i = 0; i < count; i++) {
+		if (!sensible(ring, &requests[i])) {
+			while (i-- > 0)
+				ring->slots[requests[i].slot].active = 0;
+			return -EINVAL;
+		}
+		ring->slots[requests[i].slot].active = 1; /* so a second of it is senseless */
+	}
+	for (unsigned i = 0; i < count; i++)
+		take_in(ring, &requests[i]);
+	*postponed = submit(ring);
+	/* The event is taken back before the completions are: what comes later rings again. */
+	taken = read(ring->event, &rings, sizeof(rings)); /* EAGAIN: nobody rang */
+	(void)taken;
+	over = collect(ring, out);
+	if (!*postponed)
+		*postponed = submit(ring); /* what was short goes on */
+	return (int)(over + collect_refused(ring, out + over));
 }

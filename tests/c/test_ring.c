@@ -51,22 +51,55 @@ static ember_ring *opened(unsigned depth)
 	return ring;
 }
 
-/* Submit, wait on the eventfd as an event loop would, and collect one completion. */
-static int64_t finish(ember_ring *ring, int slot)
+static struct ember_ring_request reading(int fd, unsigned number, unsigned length, uint64_t offset)
 {
-	struct ember_ring_done done = { 0 };
-	int count;
+	return (struct ember_ring_request){ .kind = EMBER_RING_READ, .fd = fd, .buffer = number,
+					    .slot = number, .length = length, .offset = offset };
+}
 
-	CHECK(slot >= 0);
-	while ((count = ember_ring_reap(ring, &done, 1)) == 0) {
-		struct pollfd event = { .fd = ember_ring_eventfd(ring), .events = POLLIN };
+static struct ember_ring_request writing(int fd, unsigned number, unsigned length, uint64_t offset,
+					 int sync)
+{
+	return (struct ember_ring_request){ .kind = EMBER_RING_WRITE, .fd = fd, .buffer = number,
+					    .slot = number, .length = length, .offset = offset,
+					    .sync = (uint8_t)sync };
+}
 
-		CHECK_EQ(ember_ring_submit(ring), 0);
-		CHECK_EQ(poll(&event, 1, 10000), 1);
-	}
-	CHECK_EQ(count, 1);
-	CHECK_EQ(done.slot, slot);
-	return done.result;
+static struct ember_ring_request syncing(int fd)
+{
+	return (struct ember_ring_request){ .kind = EMBER_RING_SYNC, .fd = fd, .slot = DEPTH - 1 };
+}
+
+static int turn(ember_ring *ring, const struct ember_ring_request *requests, unsigned count,
+		struct ember_ring_done *done)
+{
+	int postponed = -1;
+	int over = ember_ring_turn(ring, requests, count, done, &postponed);
+
+	CHECK_EQ(postponed, 0);
+	return over;
+}
+
+/* Wait as an event loop would; returns how many requests the next turn brought. */
+static int wait_and_turn(ember_ring *ring, struct ember_ring_done *done)
+{
+	struct pollfd event = { .fd = ember_ring_eventfd(ring), .events = POLLIN };
+
+	CHECK_EQ(poll(&event, 1, 10000), 1);
+	return turn(ring, NULL, 0, done);
+}
+
+/* One request from its start to its end. */
+static int64_t finish(ember_ring *ring, struct ember_ring_request request)
+{
+	struct ember_ring_done done[DEPTH] = { 0 };
+	int over = turn(ring, &request, 1, done);
+
+	while (over == 0)
+		over = wait_and_turn(ring, done);
+	CHECK_EQ(over, 1);
+	CHECK_EQ(done[0].slot, request.slot);
+	return done[0].result;
 }
 
 static void what_was_written_is_read_back(int flags)
@@ -76,11 +109,11 @@ static void what_was_written_is_read_back(int flags)
 
 	fill(0, 3);
 	memset(buffer(1), 0, BUFFER_BYTES);
-	CHECK_EQ(finish(ring, ember_ring_write(ring, fd, 0, BUFFER_BYTES, 8192, 0)), BUFFER_BYTES);
-	CHECK_EQ(finish(ring, ember_ring_sync(ring, fd)), 0);
-	CHECK_EQ(finish(ring, ember_ring_read(ring, fd, 1, BUFFER_BYTES, 8192)), BUFFER_BYTES);
+	CHECK_EQ(finish(ring, writing(fd, 0, BUFFER_BYTES, 8192, 0)), BUFFER_BYTES);
+	CHECK_EQ(finish(ring, syncing(fd)), 0);
+	CHECK_EQ(finish(ring, reading(fd, 1, BUFFER_BYTES, 8192)), BUFFER_BYTES);
 	CHECK_EQ(memcmp(buffer(0), buffer(1), BUFFER_BYTES), 0);
-	CHECK_EQ(finish(ring, ember_ring_write(ring, fd, 0, 4096, 0, 1)), 4096);
+	CHECK_EQ(finish(ring, writing(fd, 0, 4096, 0, 1)), 4096);
 	close(fd);
 	CHECK_EQ(ember_ring_close(ring), 0);
 }
@@ -91,9 +124,9 @@ static void a_read_ends_at_the_end_of_the_file(int flags)
 	int fd = scratch(flags);
 
 	CHECK_EQ(ftruncate(fd, 10000), 0);
-	CHECK_EQ(finish(ring, ember_ring_read(ring, fd, 0, BUFFER_BYTES, 0)), 10000);
-	CHECK_EQ(finish(ring, ember_ring_read(ring, fd, 0, BUFFER_BYTES, 4096)), 5904);
-	CHECK_EQ(finish(ring, ember_ring_read(ring, fd, 0, BUFFER_BYTES, 65536)), 0);
+	CHECK_EQ(finish(ring, reading(fd, 0, BUFFER_BYTES, 0)), 10000);
+	CHECK_EQ(finish(ring, reading(fd, 0, BUFFER_BYTES, 4096)), 5904);
+	CHECK_EQ(finish(ring, reading(fd, 0, BUFFER_BYTES, 65536)), 0);
 	close(fd);
 	CHECK_EQ(ember_ring_close(ring), 0);
 }
@@ -101,23 +134,23 @@ static void a_read_ends_at_the_end_of_the_file(int flags)
 static void a_short_read_is_continued(void)
 {
 	ember_ring *ring = opened(DEPTH);
-	struct ember_ring_done done;
+	struct ember_ring_request request;
+	struct ember_ring_done done[DEPTH];
 	int pipes[2];
-	int slot;
+	int over;
 
 	CHECK_EQ(pipe(pipes), 0);
-	slot = ember_ring_read(ring, pipes[0], 2, 8, 0);
+	request = reading(pipes[0], 2, 8, 0);
+	CHECK_EQ(turn(ring, &request, 1, done), 0);
 	CHECK_EQ(write(pipes[1], "abc", 3), 3);
-	CHECK_EQ(ember_ring_submit(ring), 0);
-	for (int i = 0; i < 50; i++) {
-		CHECK_EQ(ember_ring_reap(ring, &done, 1), 0);
-		CHECK_EQ(ember_ring_submit(ring), 0);
-		usleep(1000);
-	}
+	CHECK_EQ(wait_and_turn(ring, done), 0);
 	CHECK_EQ(ember_ring_active(ring), 1);
 	CHECK_EQ(ember_ring_close(ring), -EBUSY);
 	CHECK_EQ(write(pipes[1], "defgh", 5), 5);
-	CHECK_EQ(finish(ring, slot), 8);
+	while ((over = wait_and_turn(ring, done)) == 0)
+		;
+	CHECK_EQ(over, 1);
+	CHECK_EQ(done[0].result, 8);
 	CHECK_EQ(memcmp(buffer(2), "abcdefgh", 8), 0);
 	close(pipes[0]);
 	close(pipes[1]);
@@ -137,7 +170,7 @@ static void a_short_write_is_continued_to_its_error(int sync)
 	limited.rlim_cur = 12288;
 	ring = opened(DEPTH);
 	CHECK_EQ(setrlimit(RLIMIT_FSIZE, &limited), 0);
-	CHECK_EQ(finish(ring, ember_ring_write(ring, fd, 0, 16384, 0, sync)), -EFBIG);
+	CHECK_EQ(finish(ring, writing(fd, 0, 16384, 0, sync)), -EFBIG);
 	CHECK_EQ(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
 	CHECK_EQ(lseek(fd, 0, SEEK_END), 12288);
 	close(fd);
@@ -151,12 +184,9 @@ static void errors_come_back_as_errno(void)
 	int pipes[2];
 
 	CHECK_EQ(pipe(pipes), 0);
-	CHECK_EQ(finish(ring, ember_ring_read(ring, 1000000, 0, 512, 0)), -EBADF);
-	CHECK_EQ(finish(ring, ember_ring_write(ring, read_only, 0, 512, 0, 1)), -EBADF);
-	CHECK_EQ(finish(ring, ember_ring_sync(ring, pipes[0])), -EINVAL);
-	CHECK_EQ(ember_ring_read(ring, read_only, BUFFERS, 512, 0), -EINVAL);
-	CHECK_EQ(ember_ring_read(ring, read_only, 0, BUFFER_BYTES + 1, 0), -EINVAL);
-	CHECK_EQ(ember_ring_read(ring, read_only, 0, 0, 0), -EINVAL);
+	CHECK_EQ(finish(ring, reading(1000000, 0, 512, 0)), -EBADF);
+	CHECK_EQ(finish(ring, writing(read_only, 0, 512, 0, 1)), -EBADF);
+	CHECK_EQ(finish(ring, syncing(pipes[0])), -EINVAL);
 	CHECK_EQ(ember_ring_active(ring), 0);
 	close(read_only);
 	close(pipes[0]);
@@ -164,58 +194,80 @@ static void errors_come_back_as_errno(void)
 	CHECK_EQ(ember_ring_close(ring), 0);
 }
 
-static void no_more_than_depth_are_in_flight(void)
+static void a_senseless_request_takes_nothing_in(void)
 {
 	ember_ring *ring = opened(2);
-	struct ember_ring_done done[4];
-	int fd = scratch(0);
-	int first, second, count = 0;
+	struct ember_ring_request good = reading(0, 0, 512, 0);
+	struct ember_ring_request bad[7];
+	struct ember_ring_done done[2];
 
-	CHECK_EQ(ftruncate(fd, BUFFER_BYTES), 0);
-	first = ember_ring_write(ring, fd, 0, 4096, 0, 1);
-	second = ember_ring_write(ring, fd, 1, 4096, 4096, 1);
-	CHECK(first >= 0 && second >= 0 && first != second);
-	CHECK_EQ(ember_ring_read(ring, fd, 2, 4096, 0), -EAGAIN);
-	CHECK_EQ(ember_ring_submit(ring), 0);
-	while (count < 2) {
-		struct pollfd event = { .fd = ember_ring_eventfd(ring), .events = POLLIN };
+	for (int i = 0; i < 7; i++)
+		bad[i] = reading(0, 1, 512, 0);
+	bad[0].buffer = BUFFERS;
+	bad[1].length = BUFFER_BYTES + 1;
+	bad[2].length = 0;
+	bad[3].slot = 2;
+	bad[4].kind = EMBER_RING_SYNC + 1;
+	bad[5].slot = good.slot;
+	bad[6].slot = UINT32_MAX;
+	for (int i = 0; i < 7; i++) {
+		struct ember_ring_request both[2] = { good, bad[i] };
 
-		CHECK_EQ(poll(&event, 1, 10000), 1);
-		count += ember_ring_reap(ring, done + count, 4);
+		CHECK_EQ(turn(ring, both, 2, done), -EINVAL);
+		CHECK_EQ(ember_ring_active(ring), 0);
 	}
-	CHECK_EQ(count, 2);
-	CHECK_EQ(done[0].result, 4096);
-	CHECK_EQ(done[1].result, 4096);
-	CHECK_EQ(finish(ring, ember_ring_read(ring, fd, 2, 4096, 0)), 4096);
-	close(fd);
 	CHECK_EQ(ember_ring_close(ring), 0);
 }
 
-/* Slots, submission entries and completions go round many times over. */
+static void a_slot_in_flight_is_not_taken_twice(void)
+{
+	ember_ring *ring = opened(2);
+	struct ember_ring_request request;
+	struct ember_ring_done done[2];
+	int pipes[2];
+
+	CHECK_EQ(pipe(pipes), 0);
+	request = reading(pipes[0], 1, 1, 0);
+	CHECK_EQ(turn(ring, &request, 1, done), 0);
+	CHECK_EQ(turn(ring, &request, 1, done), -EINVAL);
+	CHECK_EQ(ember_ring_active(ring), 1);
+	CHECK_EQ(write(pipes[1], "x", 1), 1);
+	CHECK_EQ(wait_and_turn(ring, done), 1);
+	CHECK_EQ(done[0].result, 1);
+	close(pipes[0]);
+	close(pipes[1]);
+	CHECK_EQ(ember_ring_close(ring), 0);
+}
+
+/* Full batches over and over: submission entries and completions go round many times. */
 static void a_long_run_loses_nothing(void)
 {
 	ember_ring *ring = opened(DEPTH);
+	struct ember_ring_request batch[DEPTH];
 	struct ember_ring_done done[DEPTH];
 	int fd = scratch(0);
-	unsigned queued = 0, over = 0;
+	unsigned over = 0;
 
-	CHECK_EQ(ftruncate(fd, 1 << 20), 0);
-	while (over < 20000) {
-		struct pollfd event = { .fd = ember_ring_eventfd(ring), .events = POLLIN };
+	for (unsigned number = 0; number < 2500; number++) {
 		int count;
 
-		while (queued < 20000 &&
-		       ember_ring_read(ring, fd, queued % BUFFERS, 512, (queued % 2048) * 512) >= 0)
-			queued++;
-		CHECK_EQ(ember_ring_submit(ring), 0);
-		CHECK_EQ(poll(&event, 1, 10000), 1);
-		count = ember_ring_reap(ring, done, DEPTH);
-		for (int i = 0; i < count; i++)
-			CHECK_EQ(done[i].result, 512);
-		over += (unsigned)count;
+		for (unsigned i = 0; i < DEPTH; i++) {
+			batch[i] = writing(fd, i % BUFFERS, 512, i * 512, 0);
+			batch[i].slot = i;
+			if (i % 2)
+				batch[i].kind = EMBER_RING_READ;
+		}
+		count = turn(ring, batch, DEPTH, done);
+		for (;;) {
+			for (int i = 0; i < count; i++)
+				CHECK(done[i].result == 512 || done[i].slot % 2);
+			over += (unsigned)count;
+			if (!ember_ring_active(ring))
+				break;
+			count = wait_and_turn(ring, done);
+		}
 	}
-	CHECK_EQ(over, queued);
-	CHECK_EQ(ember_ring_active(ring), 0);
+	CHECK_EQ(over, 2500 * DEPTH);
 	close(fd);
 	CHECK_EQ(ember_ring_close(ring), 0);
 }
@@ -249,8 +301,8 @@ static void a_ring_that_may_not_pin_works_unpinned(void)
 	ring = opened(DEPTH);
 	CHECK_EQ(ember_ring_registered(ring), 0);
 	fill(0, 9);
-	CHECK_EQ(finish(ring, ember_ring_write(ring, fd, 0, 4096, 0, 1)), 4096);
-	CHECK_EQ(finish(ring, ember_ring_read(ring, fd, 1, 4096, 0)), 4096);
+	CHECK_EQ(finish(ring, writing(fd, 0, 4096, 0, 1)), 4096);
+	CHECK_EQ(finish(ring, reading(fd, 1, 4096, 0)), 4096);
 	CHECK_EQ(memcmp(buffer(0), buffer(1), 4096), 0);
 	CHECK_EQ(setrlimit(RLIMIT_MEMLOCK, &before), 0);
 	set_ipc_lock(1);
@@ -294,7 +346,8 @@ int main(void)
 	a_short_write_is_continued_to_its_error(0);
 	a_short_write_is_continued_to_its_error(1);
 	errors_come_back_as_errno();
-	no_more_than_depth_are_in_flight();
+	a_senseless_request_takes_nothing_in();
+	a_slot_in_flight_is_not_taken_twice();
 	a_long_run_loses_nothing();
 	a_ring_that_may_not_pin_works_unpinned();
 	CHECK_EQ(munmap(arena, BUFFERS * BUFFER_BYTES), 0);

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import os
 import random
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def engines() -> dict[str, Callable[[], IoEngine]]:
         "threads": lambda: ThreadEngine.open(BufferPool(DEPTH), depth=DEPTH, workers=3),
         "faulty": lambda: FaultyEngine(seed=7, faults=Faults(delay_turns=5), depth=DEPTH),
     }
-    if probe_io_uring().allowed:
+    if probe_io_uring(Path(tempfile.gettempdir())).allowed:
         found["uring"] = lambda: UringEngine.open(BufferPool(DEPTH), depth=DEPTH)
     return found
 

@@ -92,7 +92,7 @@ def test_each_denial_has_its_words(
 
 async def test_the_choice_follows_the_probe_and_says_why(tmp_path: Path) -> None:
     choice = choose_engine(tmp_path, buffer_count=2)
-    assert choice.engine.name == ("uring" if probe_io_uring().allowed else "threads")
+    assert choice.engine.name == ("uring" if probe_io_uring(tmp_path).allowed else "threads")
     assert "io_uring" in choice.reason
     assert await round_trip(choice.engine, tmp_path / "file") == b"data"
 
