@@ -186,8 +186,7 @@ class FaultyEngine:
             file_offset // SECTOR_BYTES, -(-(file_offset + length) // SECTOR_BYTES)
         ):
             if sector not in file.sectors:
-                before = os.pread(file.fd, SECTOR_BYTES, sector * SECTOR_BYTES)
-                file.sectors[sector] = before.ljust(SECTOR_BYTES, b"\0")
+                file.sectors[sector] = os.pread(file.fd, SECTOR_BYTES, sector * SECTOR_BYTES)
 
     def _sync(self, fd: int) -> int:
         os.fdatasync(fd)
