@@ -12,7 +12,15 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE / "csrc"
-SOURCES = ("ring.c", "guard.c", "inflate.c", "bits.c")
+SOURCES = (
+    "ring.c",
+    "guard.c",
+    "guard_thread.c",
+    "journal.c",
+    "views.c",
+    "inflate.c",
+    "bits.c",
+)
 
 
 def declarations() -> str:
@@ -28,7 +36,7 @@ ffi.set_source(
     '#include "ember_io.h"',
     sources=[os.path.relpath(CSRC / name, HERE.parent) for name in SOURCES],
     include_dirs=[str(CSRC)],
-    depends=[str(CSRC / "ember_io.h")],
+    depends=[str(header) for header in sorted(CSRC.glob("*.h"))],
     libraries=["uring", "z", "pthread"],
     extra_compile_args=[
         "-O2",

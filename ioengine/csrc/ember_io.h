@@ -49,7 +49,80 @@ int ember_ring_turn(ember_ring *ring, const struct ember_ring_request *requests,
 		    struct ember_ring_done *out, int *postponed);
 int ember_ring_active(const ember_ring *ring);
 
-/* ---- guard.c ------------------------------------------------------------------------------- */
+/* ---- guard.c, journal.c -------------------------------------------------------------------- */
+
+/* One read that waits in the kernel for bytes that are not here. */
+typedef struct {
+	uint64_t token;   /* names the event in ember_guard_answer(); never used twice */
+	uint64_t inode;   /* of the view file; 0 when it could not be found out */
+	uint64_t offset;  /* bytes into the view */
+	uint64_t length;  /* bytes, cut at the end of the view */
+	int32_t pid;      /* the reading thread, as the kernel names it */
+	uint32_t known;   /* 1: the inode is a registered view */
+} ember_miss;
+
+/* An event that a dead predecessor took from the group and did not answer. */
+typedef struct {
+	uint64_t inode;      /* 0: it died before it noted in which view */
+	uint64_t offset;
+	uint64_t length;     /* 0 with whole = 1: the kernel named no range */
+	uint32_t entry;      /* names the orphan in ember_guard_settle() */
+	int32_t descriptor;  /* the number by which the kernel knows the event */
+	int32_t pid;
+	uint32_t whole;
+} ember_orphan;
+
+typedef struct {
+	uint64_t events;       /* taken from the group since start */
+	uint64_t allowed;      /* answered by the thread itself: the chunks were readable */
+	uint64_t misses;       /* handed on to the owner */
+	uint64_t denied;       /* answered with an error */
+	uint64_t read_errors;  /* reads of the group that failed; each may have cost a reader an EIO */
+	uint64_t pauses;       /* times the thread stopped reading: out of descriptors or slots */
+	uint32_t outstanding;  /* taken and not answered yet, orphans not counted */
+	uint32_t orphans;      /* not settled yet */
+	int32_t last_error;    /* errno of the last failed read of the group, 0 if none */
+	int32_t locked;        /* 1: the journal is locked into memory */
+} ember_guard_counts;
+
+typedef struct ember_guard ember_guard;
+
+/* A fanotify group of class PRE_CONTENT with an unlimited queue; its descriptor. */
+int ember_guard_group(void);
+/* path must be a mount point of its own: the mark covers the whole mount that holds it. */
+int ember_guard_mark(int group, const char *path);
+/* A sealed memfd with room for so many events (1 to 1,048,576); its descriptor. */
+int ember_guard_journal(uint32_t slots);
+/*
+ * Joins group and journal (both stay the caller's and open until ember_guard_close) and finds the
+ * orphans.
+ * device: st_dev of the view files. reserve: descriptors under RLIMIT_NOFILE left to the rest of
+ * the process. -EBUSY: a living process works with this journal. -EPROTO: not a journal of ours.
+ */
+int ember_guard_open(ember_guard **out, int group, int journal, uint64_t device, uint32_t reserve);
+void ember_guard_close(ember_guard *guard);
+/* Ends (on = 1) or brings back (on = 0) the events of the file behind the descriptor. */
+int ember_guard_ignore(ember_guard *guard, int descriptor, int on);
+int ember_guard_orphans(ember_guard *guard, ember_orphan *out, uint32_t capacity);
+/* error 0 lets the orphan's reader go on; else EIO, EAGAIN, ENOSPC, … as fanotify allows. */
+int ember_guard_settle(ember_guard *guard, uint32_t entry, int error);
+/* Starts the thread; -EBUSY while an orphan is not settled, -EALREADY if it runs. */
+int ember_guard_start(ember_guard *guard);
+/* Stops the thread; what is unanswered stays so, for a later start or a successor. */
+int ember_guard_stop(ember_guard *guard);
+/* An eventfd that is readable while misses wait to be collected. */
+int ember_guard_eventfd(const ember_guard *guard);
+int ember_guard_misses(ember_guard *guard, ember_miss *out, uint32_t capacity);
+/* -ESTALE: answered already. error as in ember_guard_settle(). */
+int ember_guard_answer(ember_guard *guard, uint64_t token, int error);
+/*
+ * Registers or replaces a view. bitmap: bit n % 8 of byte n / 8 is chunk n, set (release) after
+ * the chunk was written; it must stay mapped until ember_guard_remove() has returned.
+ */
+int ember_guard_add(ember_guard *guard, uint64_t inode, const uint8_t *bitmap,
+		    size_t bitmap_bytes, uint32_t chunk_bytes, uint64_t length);
+int ember_guard_remove(ember_guard *guard, uint64_t inode);
+void ember_guard_count(ember_guard *guard, ember_guard_counts *out);
 
 /* ---- inflate.c ----------------------------------------------------------------------------- */
 

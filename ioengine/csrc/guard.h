@@ -1,0 +1,55 @@
+/*
+ * What guard.c (life, answers) and guard_thread.c (the thread that takes events) share.
+ */
+#ifndef EMBER_GUARD_H
+#define EMBER_GUARD_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "ember_io.h"
+#include "journal.h"
+#include "views.h"
+
+enum entry_state { ENTRY_FREE, ENTRY_WAITING, ENTRY_ANSWERING, ENTRY_ORPHAN };
+
+struct entry {
+	uint32_t generation;
+	uint8_t state;
+	uint8_t known;
+	uint64_t length;
+};
+
+struct ember_guard {
+	int group;
+	int wake;      /* eventfd: the thread should look at its flags */
+	int missed;    /* eventfd: misses wait to be collected */
+	uint64_t device;
+	uint32_t reserve;
+	int top;       /* the thread's: the highest descriptor number it has seen lately */
+	pthread_t thread;
+	bool running;
+	struct journal journal;
+	struct views views;
+
+	pthread_mutex_t lock; /* the rest of the struct */
+	bool stopping;
+	bool paused;
+	struct entry *entries;
+	uint32_t *free_slots;
+	uint32_t free_count;
+	uint32_t *queue; /* entries of misses, a ring that all entries fit in */
+	uint32_t queue_head;
+	uint32_t queue_count;
+	ember_guard_counts counts;
+};
+
+void guard_ring(int eventfd);
+void guard_silence(int eventfd);
+/*
+ * Answers an entry in state ANSWERING and frees it; on failure it is WAITING again. The state
+ * keeps everybody else away from the entry meanwhile.
+ */
+int guard_finish(ember_guard *guard, uint32_t entry, int error);
+
+#endif
