@@ -112,10 +112,10 @@ class Guard:
         Raises OSError: EBUSY while another process works with the journal, EINVAL if the path is
         no mount point, EOPNOTSUPP if its file system knows no pre-content events, EPERM.
         """
-        if not mounts.is_mounted(marked_path) or os.path.abspath(marked_path) == "/":
+        if not mounts.is_mounted(marked_path) or not marked_path.name:
             text = f"{marked_path} is no private mount: a mark would cover all that is around it"
             raise OSError(errno.EINVAL, text)
-        device = os.stat(marked_path).st_dev
+        device = marked_path.stat().st_dev
         pair = _held_pair(keeper, stored or {})
         adopted = pair is not None
         group, journal = pair if pair is not None else _new_pair(slots)

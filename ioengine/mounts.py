@@ -149,8 +149,12 @@ def _plain(field: bytes) -> str:
 
 
 def mount_at(target: Path) -> Mount | None:
-    """The uppermost mount whose root is shown exactly at ``target``; follows no symbolic link."""
-    wanted = Path(os.path.abspath(target))
+    """The uppermost mount whose root is shown exactly at ``target``.
+
+    Symbolic links on the way are followed (the kernel lists real paths); the last name is not
+    looked at, so a mount that no longer answers is found too.
+    """
+    wanted = target.parent.resolve() / target.name
     return next((mount for mount in reversed(mountinfo()) if mount.target == wanted), None)
 
 
