@@ -21,7 +21,8 @@ _HOLE_FREE_INDEX = 0x20
 def probe_image(length_bytes: int) -> bytes:
     """An image of 2,048 bytes whose file has ``length_bytes`` (≥ 1).
 
-    The device must have as many bytes, rounded up to whole blocks. ValueError where the length is not positive or too long for 32-bit block numbers.
+    The device must have as many bytes, rounded up to whole blocks. ValueError where the length is
+    not positive or too long for 32-bit block numbers.
     """
     blocks = -(-length_bytes // BLOCK_BYTES)
     chunk_bits = max(blocks - 1, 0).bit_length()
