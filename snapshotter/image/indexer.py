@@ -14,10 +14,10 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from blake3 import blake3
 
@@ -27,7 +27,9 @@ from snapshotter.image.detect import DETECT_BYTES, detect
 from snapshotter.image.gzip import GzipStream
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.index_writer import IndexDraft, WindowsWriter, index_path, write_index
+from snapshotter.image.limits import ScanLimits
 from snapshotter.image.plain import StoredStream
+from snapshotter.image.scan import LayerScanner, TarLayerScanner
 from snapshotter.image.stream import PlainStream, RestartPoint
 from snapshotter.image.zstd import MAX_WINDOW_BYTES, ZstdStream
 
@@ -49,7 +51,7 @@ class IndexLimits:
     A layer is refused as a bomb if it unpacks to more than ``max_view_bytes``, or to more than
     ``max_ratio`` times its stored bytes once that is over ``bomb_floor_bytes``. A zstd frame may
     need a window of ``max_zstd_window_bytes``. Checkpoints are ``spacing_bytes`` of plain bytes
-    apart.
+    apart. ``scan`` bounds the tar.
     """
 
     max_view_bytes: int = 512 * 1024**3
@@ -58,37 +60,7 @@ class IndexLimits:
     max_zstd_window_bytes: int = MAX_WINDOW_BYTES
     spacing_bytes: int = 1024 * 1024
     chunk_bytes: int = CHUNK_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class LayerMetadata:
-    """What a scan of the plain bytes found: the EROFS image and what to know about it."""
-
-    erofs: bytes
-    needs_chain: bool
-    entry_count: int
-
-
-class LayerScanner(Protocol):
-    """Reads a layer's plain bytes as they come and makes its metadata image of them."""
-
-    def feed(self, data: memoryview) -> None:
-        """Take the next plain bytes, any number; RefusedError names the entry and its fault."""
-        ...
-
-    def finish(self, view: Digest, view_bytes: int) -> LayerMetadata:
-        """The metadata, whose data device is the view; RefusedError if the archive is cut."""
-        ...
-
-
-class NoScanner:
-    """Scans nothing: the index has no metadata image, and the layer cannot be mounted by it."""
-
-    def feed(self, data: memoryview) -> None:
-        return None
-
-    def finish(self, view: Digest, view_bytes: int) -> LayerMetadata:
-        return LayerMetadata(b"", False, 0)
+    scan: ScanLimits = field(default_factory=ScanLimits)
 
 
 class LayerIndexer:
@@ -113,7 +85,7 @@ class LayerIndexer:
         """Index ``layer``, promised to have ``blob_bytes`` and to unpack to ``diff_id``.
 
         With None as ``diff_id`` the plain bytes name themselves. The index appears in
-        ``directory``, which must exist.
+        ``directory``, which must exist. ``scanner`` reads the plain bytes, as tar by default.
         """
         self._limits = limits or IndexLimits()
         spacing, chunk_bytes = self._limits.spacing_bytes, self._limits.chunk_bytes
@@ -129,7 +101,7 @@ class LayerIndexer:
         self.fault: RefusedError | None = None
         self._sink = sink
         self._path = index_path(directory, layer)
-        self._scanner: LayerScanner = scanner or NoScanner()
+        self._scanner: LayerScanner = scanner or TarLayerScanner(self._limits.scan)
         self._windows = WindowsWriter(self._path.with_suffix(".win"))
         self._blob_hash = hashlib.new(layer.algorithm)
         self._plain_hash = hashlib.new(diff_id.algorithm if diff_id else "sha256")

@@ -14,7 +14,8 @@ import zstandard
 
 from snapshotter.content import Digest
 from snapshotter.image.index import LayerIndex
-from snapshotter.image.indexer import IndexLimits, LayerIndexer, LayerScanner, NoScanner
+from snapshotter.image.indexer import IndexLimits, LayerIndexer
+from snapshotter.image.scan import LayerMetadata, LayerScanner
 
 SMALL = IndexLimits(spacing_bytes=16 * 1024, chunk_bytes=4096)
 """Dense checkpoints and small chunks, so that small layers have many of both."""
@@ -79,6 +80,16 @@ def skippable(content: bytes, number: int = 0) -> bytes:
     )
 
 
+class NoScanner:
+    """Takes any plain bytes, tar or not; the index has no metadata image."""
+
+    def feed(self, data: memoryview) -> None:
+        return None
+
+    def finish(self, view: Digest, view_bytes: int) -> LayerMetadata:
+        return LayerMetadata(b"", False, 0)
+
+
 class View:
     """A sink that keeps the plain bytes, and holds them to be in order."""
 
@@ -100,7 +111,7 @@ def index_of(
     sink: View | None = None,
     scanner: LayerScanner | None = None,
 ) -> LayerIndex:
-    """Index ``blob``, fed in pieces; ``plain`` None leaves the diffID open."""
+    """Index ``blob``, fed in pieces, tar or not; ``plain`` None leaves the diffID open."""
     indexer = LayerIndexer(
         sha256(blob),
         None if plain is None else sha256(plain),

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import lzma
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ from snapshotter.errors import (
     RefusedError,
 )
 from snapshotter.image.decode import Decoder, plan
-from snapshotter.image.indexer import IndexLimits, LayerIndexer, LayerMetadata
+from snapshotter.image.indexer import IndexLimits, LayerIndexer
+from snapshotter.image.limits import ScanLimits
+from snapshotter.image.scan import LayerMetadata, TarLayerScanner
 from tests.unit.image.layers import (
     SMALL,
     View,
@@ -246,8 +249,8 @@ def zstd_faults() -> dict[str, tuple[bytes, str]]:
         "junk": (good + b"junk", "no zstd frame begins with 6a756e6b"),
         "reserved bit": (good[:4] + bytes([good[4] | 8]) + good[5:], "reserved bit"),
         "dictionary": (
-            good[:4] + bytes([good[4] | 1]) + good[5:6] + b"\7" + good[6:],
-            "dictionary",
+            bare[:4] + bytes([bare[4] | 1]) + bare[5:6] + b"\7" + bare[6:],
+            "the dictionary 07",
         ),
         "window": (bare[:5] + bytes([21 << 3]) + bare[6:], "needs a window of 2147483648"),
         "block kind": (bare[:6] + bytes([bare[6] | 6]) + bare[7:], "a block of kind 3"),
@@ -301,7 +304,7 @@ def test_what_the_sink_raises_reaches_the_caller(tmp_path: Path) -> None:
     def full(offset: int, data: memoryview) -> None:
         raise NoSpaceError("the view's file system is full")
 
-    blob = text(9 << 20)
+    blob = tar([("big", text(9 << 20))])
     with (
         LayerIndexer(
             sha256(blob), None, blob_bytes=len(blob), sink=full, directory=tmp_path
@@ -355,6 +358,31 @@ def test_the_memory_of_the_caller_is_free_after_feed(tmp_path: Path) -> None:
                 indexer.feed(memoryview(buffer)[: len(piece)])
                 buffer[:] = bytes(len(buffer))
             assert indexer.finish().view_bytes == len(PLAIN)
+
+
+@pytest.mark.parametrize("form", [lambda plain: plain, member, frame])
+def test_a_tar_becomes_a_metadata_image(tmp_path: Path, form: Callable[[bytes], bytes]) -> None:
+    blob = form(PLAIN)
+    scanner = TarLayerScanner(ScanLimits())
+    index = index_of(blob, PLAIN, tmp_path, scanner=scanner, piece_bytes=700)
+    image = bytes(index.erofs)
+    assert image[1024:1028] == b"\xe2\xe1\xf5\xe0"
+    assert index.diff_id.hex.encode() in image
+    assert all(name in image for name in (b"file", b"empty"))
+    assert index.entry_count == 3
+    assert index.needs_chain
+    again = LayerIndexer(
+        sha256(blob), sha256(PLAIN), blob_bytes=len(blob), sink=None, directory=tmp_path
+    )
+    again.feed(blob)
+    assert bytes(again.finish().erofs) == bytes(index.erofs)
+
+
+def test_what_is_no_tar_is_refused(tmp_path: Path) -> None:
+    for blob in (text(4000), member(text(4000)), frame(b"short"), member(member(PLAIN))):
+        scanner = TarLayerScanner(ScanLimits())
+        with pytest.raises(RefusedError, match="layer sha256:"):
+            index_of(blob, None, tmp_path, scanner=scanner)
 
 
 stored_form = st.sampled_from(["plain", "gzip", "members", "zstd", "frames"])
