@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -43,9 +44,11 @@ class ThreadEngine:
         drain_timeout_s: float = 30.0,
         executor: ThreadPoolExecutor | None = None,
     ) -> ThreadEngine:
-        """Start with up to ``workers`` threads (or those of ``executor``, which it then owns)."""
-        own = executor or ThreadPoolExecutor(workers, thread_name_prefix="ember-io")
-        return cls(pool, own, depth, drain_timeout_s)
+        """Start with ``workers`` threads (or those of ``executor``, which it then owns).
+
+        OSError(EAGAIN) if the process may not have that many threads.
+        """
+        return cls(pool, executor or _start(workers), depth, drain_timeout_s)
 
     def buffers(self) -> BufferPool:
         return self._pool
@@ -103,6 +106,24 @@ class ThreadEngine:
             result = -(error.errno or errno.EIO)
         with contextlib.suppress(RuntimeError):  # the loop was closed over our head: nobody waits
             self._loop.call_soon_threadsafe(completion.set_result, result)
+
+
+def _start(workers: int) -> ThreadPoolExecutor:
+    """An executor whose threads all run: none has to be started, and could fail, with a request.
+
+    (An executor that can't start a thread raises, yet keeps the request and runs it later.)
+    """
+    executor = ThreadPoolExecutor(workers, thread_name_prefix="ember-io")
+    together = threading.Barrier(workers + 1)
+    try:
+        for _ in range(workers):
+            executor.submit(together.wait)
+    except RuntimeError as error:
+        together.abort()
+        executor.shutdown(wait=True)
+        raise OSError(errno.EAGAIN, f"the I/O engine can't start {workers} threads") from error
+    together.wait()
+    return executor
 
 
 def read_fully(fd: int, memory: memoryview, file_offset: int) -> int:

@@ -55,6 +55,7 @@ class UringEngine:
         OSError where the kernel denies io_uring (EPERM, ENOSYS) or lacks an operation
         (EOPNOTSUPP); probe.py explains it.
         """
+        asyncio.get_running_loop()  # before there is a ring to let go of
         return cls(_open_ring(pool, depth), pool, depth, drain_timeout_s)
 
     @property
@@ -144,19 +145,22 @@ class UringEngine:
             self._next_turn.cancel()
             self._next_turn = None
         count, self._batched = self._batched, 0
-        over = check(
-            lib.ember_ring_turn(self._ring, self._batch, count, self._done, self._postponed),
-            "submit to io_uring",
-        )
+        over = lib.ember_ring_turn(self._ring, self._batch, count, self._done, self._postponed)
+        if over < 0:
+            # It took none of the batch, so their callers must not wait: a fault of this file.
+            log.error("the ring refuses a batch of %d: %s", count, os.strerror(-over))
+            for index in range(count):
+                self._finish(self._batch[index].slot, over)
         for index in range(over):
-            done = self._done[index]
-            slot = done.slot
-            completion, self._waiting[slot] = self._waiting[slot], None
-            self._free_slots.append(slot)
-            if completion is not None:
-                completion.set_result(done.result)
+            self._finish(self._done[index].slot, self._done[index].result)
         if self._postponed[0]:
             self._next_turn = self._loop.call_later(_POSTPONED_S, self._turn)
+
+    def _finish(self, slot: int, result: int) -> None:
+        completion, self._waiting[slot] = self._waiting[slot], None
+        self._free_slots.append(slot)
+        if completion is not None:
+            completion.set_result(result)
 
 
 def try_ring(fd: int) -> None:

@@ -69,11 +69,31 @@ async def test_a_disk_that_does_not_answer_fails_close(file: int) -> None:
         await engine.fdatasync(file)
 
 
-async def test_no_more_threads_than_workers_are_started(file: int) -> None:
-    engine = ThreadEngine.open(BufferPool(8, 4096), workers=2, depth=8)
+def io_threads() -> int:
+    return sum(thread.name.startswith("ember-io") for thread in threading.enumerate())
+
+
+async def test_all_threads_are_there_from_the_start_and_gone_at_the_end(file: int) -> None:
+    engine = ThreadEngine.open(BufferPool(8, 4096), workers=3, depth=8)
+    assert io_threads() == 3
     await asyncio.gather(*(engine.fdatasync(file) for _ in range(32)))
-    names = [thread.name for thread in threading.enumerate()]
-    assert 1 <= sum(name.startswith("ember-io") for name in names) <= 2
+    assert io_threads() == 3
     await engine.close()
-    names = [thread.name for thread in threading.enumerate()]
-    assert not any(name.startswith("ember-io") for name in names)
+    assert io_threads() == 0
+
+
+async def test_threads_that_cannot_be_had_are_an_error_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if io_threads() == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(OSError, match="can't start 4 threads") as caught:
+        ThreadEngine.open(BufferPool(1, 4096), workers=4)
+    assert caught.value.errno == errno.EAGAIN
+    assert io_threads() == 0
