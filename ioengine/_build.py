@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 CSRC = HERE / "csrc"
 SOURCES = (
     "ring.c",
+    "ring_turn.c",
     "guard.c",
     "guard_thread.c",
     "journal.c",
