@@ -249,3 +249,33 @@ async def test_close_waits_for_what_is_in_flight_and_ends_the_engine(
     assert caught.value.errno == errno.EBADF
     with pytest.raises(OSError, match="closed"):
         await engine.fdatasync(file)
+
+
+async def test_a_storm_of_cancelled_requests_leaves_nothing_behind(
+    engine: IoEngine, file: int
+) -> None:
+    """Whatever is given up when: everybody else reads what they wrote, every slot is free."""
+    draw = random.Random(4)
+
+    async def one(number: int) -> None:
+        async with engine.buffers().take() as buffer:
+            if draw.random() < 0.2:
+                await engine.fdatasync(file)
+            pattern = number.to_bytes(4, "big") * 1024
+            buffer.memory[:4096] = pattern
+            await engine.write(file, buffer, number % 64 * 4096, 4096)
+            buffer.memory[:4096] = bytes(4096)
+            assert await engine.read(file, buffer, number % 64 * 4096, 4096) == 4096
+            assert buffer.memory[:4096] == pattern
+
+    for round_number in range(20):
+        tasks = [asyncio.create_task(one(round_number * 64 + number)) for number in range(64)]
+        for _ in range(8):
+            await asyncio.sleep(0)
+            for task in draw.sample(tasks, 6):
+                task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            assert outcome is None or isinstance(outcome, asyncio.CancelledError)
+    assert engine.buffers().free_count == engine.buffers().count
+    written = await asyncio.gather(*(put(engine, file, n * 4096, b"z" * 4096) for n in range(64)))
+    assert written == [4096] * 64

@@ -1,6 +1,7 @@
 """Where io_uring is denied the thread engine answers, and the reason is told.
 
-A child process denies it to itself by a seccomp filter, as container runtimes do.
+A child process denies it to itself by a seccomp filter, as container runtimes do, or limits the
+memory that a ring may pin.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ ERRNO_ENOSYS = 0x00050000 | 38
 KILL_PROCESS = 0x80000000
 
 PROGRAM = """
-import asyncio, ctypes, json, os, struct, sys
+import asyncio, ctypes, json, os, resource, struct, sys
 from pathlib import Path
 
 from ioengine.probe import choose_engine, probe
@@ -34,6 +35,18 @@ def deny(action):
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.prctl(38, 1, 0, 0, 0) == 0
     assert libc.prctl(22, 2, ctypes.byref(program), 0, 0) == 0
+
+
+def limit_locked_memory():
+    # CAP_IPC_LOCK (14) lifts the limit: take it out of the effective set by capset(2).
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = ctypes.create_string_buffer(struct.pack("=II", 0x20080522, 0), 8)
+    sets = (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    sets[0] &= ~(1 << 14)
+    assert libc.capset(header, sets) == 0
+    most = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (512 * 1024, most))
 
 
 async def main(root, prefer):
@@ -53,7 +66,11 @@ async def main(root, prefer):
 
 
 root = Path(sys.argv[1])
-deny(int(sys.argv[2]))
+action = int(sys.argv[2])
+if action:
+    deny(action)
+else:
+    limit_locked_memory()
 answer = asyncio.run(main(root, sys.argv[3]))
 answer["allowed"] = probe(root).io_uring.allowed
 print(json.dumps(answer))
@@ -78,6 +95,15 @@ def test_threads_answer_where_the_ring_is_denied(action: int, words: str, tmp_pa
     assert words in str(answer["reason"])
     assert answer["text"] == "data"
     assert answer["allowed"] is False
+
+
+def test_a_ring_whose_buffers_may_not_be_pinned_works_and_says_so(tmp_path: Path) -> None:
+    answer = run_denied(tmp_path, 0, "auto")
+    assert answer["text"] == "data"
+    if answer["engine"] == "uring":
+        assert "unregistered (RLIMIT_MEMLOCK)" in str(answer["reason"])
+    else:
+        assert "io_uring" in str(answer["reason"])
 
 
 def test_who_insists_on_the_ring_is_told_why_there_is_none(tmp_path: Path) -> None:
