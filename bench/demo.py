@@ -10,7 +10,6 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -24,9 +23,7 @@ from bench.bed.image import Image
 from bench.bed.link import Shape
 from bench.bed.process import BedError
 from bench.progress import Progress
-from bench.trial import Row, Starter, Trial, table
-
-WAYS = ("overlayfs", "Ember, first pull", "Ember, index cold", "Ember, all local")
+from bench.trial import Row, Starter, measure, table
 
 
 def arguments() -> argparse.Namespace:
@@ -39,25 +36,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only-overlayfs", action="store_true", help="leave Ember out")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     return parser.parse_args()
-
-
-def measure(starter: Starter, rounds: int, say: Progress) -> list[Row]:
-    """All ways, ``rounds`` times in turn; a way that needs another's result comes after it."""
-    ways: list[Callable[[], Trial]] = [starter.overlayfs]
-    if starter.ember is not None:
-        ways += [starter.first_pull, starter.index_cold, starter.all_local]
-    trials: list[list[Trial]] = [[] for _ in ways]
-    for number in range(rounds):
-        for position, way in enumerate(ways):
-            turn = f" (round {number + 1} of {rounds})" if rounds > 1 else ""
-            with say.step(f"{WAYS[position]}{turn}", starter.bed.registry.sent_bytes):
-                trial = way()
-            fetched = f"{trial.fetched_bytes / 1e6:.1f} MB fetched"
-            say(f"{WAYS[position]}: ready after {trial.ready_s:.2f} s, {fetched}")
-            trials[position].append(trial)
-        if starter.ember is not None:
-            starter.forget()
-    return [Row(name, tuple(done)) for name, done in zip(WAYS, trials, strict=False)]
 
 
 def run_demo(options: argparse.Namespace, console: Console) -> None:

@@ -7,13 +7,16 @@ table come from one run on one machine, alternating, as medians; never compare t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from bench.bed.bed import Bed, drop_page_cache
 from bench.bed.containerd import Containerd
 from bench.bed.ember import Ember
 from bench.bed.image import Image
+from bench.progress import Progress
+
+WAYS = ("overlayfs", "Ember, first pull", "Ember, index cold", "Ember, all local")
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,25 @@ class Starter:
             when_ready=lambda: sent.append(self.bed.registry.sent_bytes()),
         )
         return Trial(pull_s, pull_s + started.ready_s, sent[0] - before)
+
+
+def measure(starter: Starter, rounds: int, say: Progress) -> list[Row]:
+    """All ways, ``rounds`` times in turn; a way that needs another's result comes after it."""
+    ways: list[Callable[[], Trial]] = [starter.overlayfs]
+    if starter.ember is not None:
+        ways += [starter.first_pull, starter.index_cold, starter.all_local]
+    trials: list[list[Trial]] = [[] for _ in ways]
+    for number in range(rounds):
+        for position, way in enumerate(ways):
+            turn = f" (round {number + 1} of {rounds})" if rounds > 1 else ""
+            with say.step(f"{WAYS[position]}{turn}", starter.bed.registry.sent_bytes):
+                trial = way()
+            fetched = f"{trial.fetched_bytes / 1e6:.1f} MB fetched"
+            say(f"{WAYS[position]}: ready after {trial.ready_s:.2f} s, {fetched}")
+            trials[position].append(trial)
+        if starter.ember is not None:
+            starter.forget()
+    return [Row(name, tuple(done)) for name, done in zip(WAYS, trials, strict=False)]
 
 
 def table(rows: Sequence[Row], image: Image) -> list[list[str]]:

@@ -1,0 +1,1 @@
+"""One measurement in each file: a module-level ``CASE``, found by `python -m bench`."""
