@@ -1,10 +1,16 @@
-"""Directory blocks of EROFS: names sorted as bytes, packed into 512-byte blocks. Pure."""
+"""Directory blocks of EROFS: names sorted as bytes, packed into 512-byte blocks.
+
+Pure; both ways. What is read is believed only as far as it was checked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
+from snapshotter.errors import RefusedError
 from snapshotter.image.erofs_format import DIRENT, NID_BYTES
+from snapshotter.image.names import NAME_BYTES
 from snapshotter.image.tree import BLOCK_BYTES
 
 
@@ -43,3 +49,47 @@ def directory_blocks(entries: Mapping[bytes, tuple[int, int]], splits: list[int]
         block = b"".join(parts + batch)
         blocks.append(block if start == len(names) else block.ljust(BLOCK_BYTES, b"\0"))
     return b"".join(blocks)
+
+
+class DirectoryEntry(NamedTuple):
+    """One name of a directory as it is stored."""
+
+    name: bytes
+    nid: int
+    file_type: int
+
+
+def block_entries(data: bytes | memoryview) -> Iterator[DirectoryEntry]:
+    """All entries of a directory's data, in stored order. RefusedError if a block is malformed."""
+    for start in range(0, len(data), BLOCK_BYTES):
+        yield from _entries(bytes(data[start : start + BLOCK_BYTES]))
+
+
+def find_entry(data: bytes | memoryview, name: bytes) -> DirectoryEntry | None:
+    """The entry of ``name``, found by halving the blocks; None if there is none."""
+    low, high = 0, -(-len(data) // BLOCK_BYTES)
+    while low < high:
+        middle = (low + high) // 2
+        entries = list(_entries(bytes(data[middle * BLOCK_BYTES : (middle + 1) * BLOCK_BYTES])))
+        if name < entries[0].name:
+            high = middle
+        elif name > entries[-1].name:
+            low = middle + 1
+        else:
+            return next((entry for entry in entries if entry.name == name), None)
+    return None
+
+
+def _entries(block: bytes) -> Iterator[DirectoryEntry]:
+    names_at = int.from_bytes(block[8:10], "little") if len(block) > DIRENT.size else 0
+    count = names_at // DIRENT.size
+    if not count or names_at % DIRENT.size or names_at >= len(block):
+        raise RefusedError("EROFS image: a directory block without entries")
+    stored = list(DIRENT.iter_unpack(block[:names_at]))
+    ends = [name_at for _, name_at, _ in stored[1:]]
+    ends.append(len(block.rstrip(b"\0")))
+    for (nid, name_at, file_type), end in zip(stored, ends, strict=True):
+        name = block[name_at:end]
+        if name_at < names_at or not 0 < len(name) <= NAME_BYTES or b"/" in name or 0 in name:
+            raise RefusedError(f"EROFS image: a directory has the name {name[:60]!r}")
+        yield DirectoryEntry(name, nid, file_type)

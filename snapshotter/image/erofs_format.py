@@ -36,8 +36,13 @@ NID_BYTES = 32
 FIRST_INODE_AT = 3 * BLOCK_BYTES
 """Inodes begin behind the superblock's block; a nid is an inode's offset in the image / 32."""
 
-EXTENDED = Struct("<HHHHQIIIIQII16x")
-"""format xattr_count mode reserved size union ino uid gid mtime mtime_nsec nlink"""
+EXTENDED = Struct("<HHHHQIIIIQIIB15x")
+"""format xattr_count mode reserved size union ino uid gid mtime mtime_nsec nlink flags
+
+The last is the first of 16 reserved bytes, which the kernel does not read: Ember keeps there what
+a directory entry of EROFS can't say."""
+FLAG_IMPLIED = 1
+"""The directory is only implied by its children's names (Inode.implied)."""
 COMPACT = Struct("<HHHHIIIIHHI")
 """format xattr_count mode nlink size mtime_offset union ino uid gid reserved"""
 

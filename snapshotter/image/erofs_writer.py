@@ -94,6 +94,7 @@ class _Writer:
             and inode.uid <= 0xFFFF
             and inode.gid <= 0xFFFF
             and inode.nlink <= 0xFFFF
+            and not inode.implied
         )
         header = (fmt.COMPACT.size if compact else fmt.EXTENDED.size) + len(xattrs)
         tail = 0
@@ -168,6 +169,7 @@ class _Writer:
             fmt.EXTENDED.pack_into(
                 image, at, form | 1, count, mode, 0, slot.size, union, number, inode.uid,
                 inode.gid, seconds % _UINT64, nanoseconds, inode.nlink,
+                fmt.FLAG_IMPLIED if inode.implied else 0,
             )  # fmt: skip
             at += fmt.EXTENDED.size
         if slot.xattrs:

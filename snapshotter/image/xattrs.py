@@ -34,12 +34,13 @@ def entry_xattrs(records: dict[bytes, bytes], kind: Kind) -> Xattrs | None:
     for key, value in records.items():
         if key.startswith(XATTR_PREFIX):
             name = key[len(XATTR_PREFIX) :]
-            if _passes(name, value, kind):
+            if passes(name, value, kind):
                 kept[name] = value
     return kept or None
 
 
-def _passes(name: bytes, value: bytes, kind: Kind) -> bool:
+def passes(name: bytes, value: bytes, kind: Kind) -> bool:
+    """Whether an inode of ``kind`` may carry it; RefusedError if no file can."""
     namespace, dot, rest = name.partition(b".")
     if namespace == b"trusted" and dot:
         return False

@@ -1,0 +1,239 @@
+"""Inodes of an EROFS image, parsed with every bound checked. Pure; knows no directories' order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn
+
+from snapshotter.errors import RefusedError
+from snapshotter.image import erofs_format as fmt
+from snapshotter.image.entries import LINK_BYTES
+from snapshotter.image.tree import BLOCK_BYTES, Inode, Kind, Segment, Xattrs
+from snapshotter.image.xattrs import passes
+
+_BILLION = 1_000_000_000
+_KINDS = {bits: Kind(file_type) for file_type, bits in fmt.TYPE_BITS.items()}
+_PREFIXES = dict(fmt.XATTR_PREFIXES)
+
+
+class RawInode(NamedTuple):
+    """An inode's header as stored; ``kind`` is its on-disk type (a whiteout is a CHAR here)."""
+
+    nid: int
+    kind: Kind
+    layout: int
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    nlink: int
+    union: int
+    xattr_at: int
+    xattr_bytes: int
+    implied: bool
+
+    @property
+    def behind(self) -> int:
+        """Where the image goes on behind the header and the xattrs."""
+        return self.xattr_at + self.xattr_bytes
+
+
+class InodeParser:
+    """Reads single inodes of one image; RefusedError names the inode and its fault."""
+
+    def __init__(
+        self,
+        image: memoryview,
+        *,
+        epoch_ns: int,
+        view_block: int,
+        device_blocks: int,
+        xattr_at: int,
+    ) -> None:
+        self._image = image
+        self._epoch_ns = epoch_ns
+        self._view_block = view_block
+        self._device_blocks = device_blocks
+        self._xattr_at = xattr_at
+
+    def raw(self, nid: int) -> RawInode:
+        """The header of inode ``nid``."""
+        at = nid * fmt.NID_BYTES
+        if not fmt.FIRST_INODE_AT <= at <= len(self._image) - fmt.EXTENDED.size // 2:
+            _refuse(nid, "lies outside of the image")
+        form = self._image[at] | self._image[at + 1] << 8
+        if form & 1:
+            if at + fmt.EXTENDED.size > len(self._image):
+                _refuse(nid, "lies outside of the image")
+            (
+                _, count, mode, zero, size, union, _ino, uid, gid, seconds, nsec, nlink, flags,
+            ) = fmt.EXTENDED.unpack_from(self._image, at)  # fmt: skip
+            seconds -= (seconds >> 63) << 64
+            mtime_ns = seconds * _BILLION + nsec
+            header = fmt.EXTENDED.size
+        else:
+            (
+                _, count, mode, nlink, size, zero, union, _ino, uid, gid, reserved,
+            ) = fmt.COMPACT.unpack_from(self._image, at)  # fmt: skip
+            nsec, mtime_ns, flags, zero = 0, self._epoch_ns, 0, zero | reserved
+            header = fmt.COMPACT.size
+        kind = _KINDS.get(mode & 0o170000)
+        layout = form >> 1
+        implied = flags == fmt.FLAG_IMPLIED and kind is Kind.DIR
+        if kind is None or zero or nsec >= _BILLION or (flags and not implied):
+            _refuse(nid, f"has the mode {mode:o} or a field that must be zero")
+        xattr_bytes = fmt.XATTR_HEADER.size + (count - 1) * 4 if count else 0
+        raw = RawInode(
+            nid, kind, layout, mode & 0o7777, uid, gid, size, mtime_ns, nlink, union, at + header,
+            xattr_bytes, implied,
+        )  # fmt: skip
+        self._check_layout(raw)
+        return raw
+
+    def _check_layout(self, raw: RawInode) -> None:
+        if raw.behind > len(self._image):
+            _refuse(raw.nid, "has xattrs outside of the image")
+        if raw.kind is Kind.FILE:
+            fits = raw.layout in (fmt.LAYOUT_PLAIN, fmt.LAYOUT_CHUNKED)
+        elif raw.kind is Kind.DIR:
+            fits = raw.layout in (fmt.LAYOUT_PLAIN, fmt.LAYOUT_INLINE) and raw.size > 0
+        elif raw.kind is Kind.SYMLINK:
+            fits = raw.layout in (fmt.LAYOUT_PLAIN, fmt.LAYOUT_INLINE)
+            fits = fits and 0 < raw.size <= LINK_BYTES
+        else:
+            fits = raw.layout == fmt.LAYOUT_PLAIN and raw.size == 0
+        if not fits:
+            _refuse(raw.nid, f"a {raw.kind.name} of {raw.size} bytes in layout {raw.layout}")
+
+    def data(self, raw: RawInode) -> memoryview | bytes:
+        """A directory's or symlink's own data."""
+        whole = raw.size
+        tail: memoryview | bytes = b""
+        if raw.layout == fmt.LAYOUT_INLINE:
+            tail_bytes = raw.size % BLOCK_BYTES
+            whole -= tail_bytes
+            room = BLOCK_BYTES - raw.behind % BLOCK_BYTES
+            if not tail_bytes or tail_bytes > min(room, len(self._image) - raw.behind):
+                _refuse(raw.nid, "its inline data cross a block or leave the image")
+            tail = self._image[raw.behind : raw.behind + tail_bytes]
+            if not whole:
+                return tail
+        start = raw.union * BLOCK_BYTES
+        if start + whole > len(self._image):
+            _refuse(raw.nid, "its data lie outside of the image")
+        head = self._image[start : start + whole]
+        return b"".join((head, tail)) if len(tail) else head
+
+    def inode(self, raw: RawInode) -> Inode:
+        """The inode with everything but children and a final link count."""
+        inode = Inode(raw.kind, raw.mode, raw.uid, raw.gid, raw.mtime_ns)
+        inode.nlink, inode.implied = raw.nlink, raw.implied
+        if raw.kind is Kind.FILE:
+            inode.size = raw.size
+            inode.segments = self._segments(raw)
+        elif raw.kind is Kind.SYMLINK:
+            inode.size = raw.size
+            inode.target = bytes(self.data(raw))
+            if 0 in inode.target:
+                _refuse(raw.nid, "a symlink with a NUL")
+        elif raw.kind in (Kind.CHAR, Kind.BLOCK):
+            inode.rdev = fmt.decode_device(raw.union)
+            if raw.kind is Kind.CHAR and raw.union == 0:
+                inode = Inode(Kind.WHITEOUT)
+                inode.nlink = raw.nlink
+        if raw.xattr_bytes:
+            inode.xattrs, inode.opaque = self._xattrs(raw)
+        return inode
+
+    def _segments(self, raw: RawInode) -> tuple[Segment, ...]:
+        if raw.layout == fmt.LAYOUT_CHUNKED:
+            return self._chunked_segments(raw)
+        if raw.size == 0:
+            return ()
+        first = raw.union - self._view_block
+        if first < 0 or first + -(-raw.size // BLOCK_BYTES) > self._device_blocks:
+            _refuse(raw.nid, "its data lie outside of the view")
+        return (Segment(0, raw.size, first * BLOCK_BYTES),)
+
+    def _chunked_segments(self, raw: RawInode) -> tuple[Segment, ...]:
+        if raw.union >> 5 != 1 or not raw.size:
+            _refuse(raw.nid, f"has the chunk format {raw.union:#x}")
+        blocks_a_chunk = 1 << (raw.union & 31)
+        chunk = BLOCK_BYTES * blocks_a_chunk
+        count = -(-raw.size // chunk)
+        start = fmt.padded(raw.behind, fmt.CHUNK_INDEX.size)
+        end = start + count * fmt.CHUNK_INDEX.size
+        if end > len(self._image):
+            _refuse(raw.nid, "has a chunk table outside of the image")
+        runs: list[tuple[int, int, int, int]] = []  # device, first block, file offset, length
+        table = fmt.CHUNK_INDEX.iter_unpack(self._image[start:end])
+        for number, (high, device, block) in enumerate(table):
+            if high or device > 1 or (block == fmt.HOLE and device):
+                _refuse(raw.nid, f"chunk {number} is on the device {device}")
+            if block == fmt.HOLE:
+                continue
+            offset = number * chunk
+            length = min(chunk, raw.size - offset)
+            limit = self._device_blocks if device else self._view_block
+            if block + -(-length // BLOCK_BYTES) > limit:
+                _refuse(raw.nid, f"chunk {number} lies outside of its device")
+            if runs:
+                last_device, last_block, last_offset, last_length = runs[-1]
+                expected = last_block + last_length // BLOCK_BYTES
+                if (device, block, offset) == (last_device, expected, last_offset + last_length):
+                    runs[-1] = (device, last_block, last_offset, last_length + length)
+                    continue
+            runs.append((device, block, offset, length))
+        return tuple(self._segment(*run) for run in runs)
+
+    def _segment(self, device: int, block: int, offset: int, length: int) -> Segment:
+        at = block * BLOCK_BYTES
+        if device:
+            return Segment(offset, length, at)
+        return Segment(offset, length, -1, bytes(self._image[at : at + length]))
+
+    def _xattrs(self, raw: RawInode) -> tuple[Xattrs | None, bool]:
+        found: Xattrs = {}
+        for name, value in self._xattr_entries(raw):
+            if name in found:
+                _refuse(raw.nid, f"has the xattr {name!r} twice")
+            found[name] = value
+        opaque = raw.kind is Kind.DIR and found.pop(fmt.OPAQUE_XATTR, None) == fmt.OPAQUE_VALUE
+        for name, value in found.items():
+            if not passes(name, value, raw.kind):
+                _refuse(raw.nid, f"has the xattr {name!r}")
+        return found or None, opaque
+
+    def _xattr_entries(self, raw: RawInode) -> list[tuple[bytes, bytes]]:
+        _, shared = fmt.XATTR_HEADER.unpack_from(self._image, raw.xattr_at)
+        at, end = raw.xattr_at + fmt.XATTR_HEADER.size, raw.behind
+        if at + 4 * shared > end or (shared and not self._xattr_at):
+            _refuse(raw.nid, "has more shared xattrs than room for them")
+        entries = []
+        for _ in range(shared):
+            shared_id = int.from_bytes(self._image[at : at + 4], "little")
+            entries.append(self._xattr_entry(raw, self._xattr_at + 4 * shared_id)[:2])
+            at += 4
+        while at < end:
+            name, value, at = self._xattr_entry(raw, at)
+            entries.append((name, value))
+        if at != end:
+            _refuse(raw.nid, "has an xattr that leaves its room")
+        return entries
+
+    def _xattr_entry(self, raw: RawInode, at: int) -> tuple[bytes, bytes, int]:
+        name_at = at + fmt.XATTR_ENTRY.size
+        if name_at > len(self._image):
+            _refuse(raw.nid, "has an xattr outside of the image")
+        name_bytes, index, value_bytes = fmt.XATTR_ENTRY.unpack_from(self._image, at)
+        value_at = name_at + name_bytes
+        end = value_at + value_bytes
+        prefix = _PREFIXES.get(index)
+        if end > len(self._image) or prefix is None:
+            _refuse(raw.nid, f"has an xattr outside of the image or of the namespace {index}")
+        name = prefix + bytes(self._image[name_at:value_at])
+        return name, bytes(self._image[value_at:end]), fmt.padded(end, 4)
+
+
+def _refuse(nid: int, fault: str) -> NoReturn:
+    raise RefusedError(f"EROFS image: inode {nid}: {fault}")
