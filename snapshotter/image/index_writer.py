@@ -24,7 +24,7 @@ from snapshotter.image.index import INDEX_SUFFIX
 from snapshotter.image.stream import RestartPoint
 
 _TEMPORARY = ".tmp-"
-_WINDOW_LEVEL = 9
+_WINDOW_LEVEL = 5
 
 
 @dataclass(slots=True)
