@@ -20,6 +20,7 @@ SOURCES = (
     "journal.c",
     "views.c",
     "inflate.c",
+    "inflate_isal.c",
     "bits.c",
 )
 
@@ -30,6 +31,12 @@ def declarations() -> str:
     return text.split("/* cffi: begin */")[1].split("/* cffi: end */")[0]
 
 
+def has_isal() -> bool:
+    """Whether ISA-L is here; inflate_isal.c asks the same of the compiler."""
+    headers = (Path(root) / "isa-l/igzip_lib.h" for root in ("/usr/include", "/usr/local/include"))
+    return any(header.exists() for header in headers)
+
+
 ffi = FFI()
 ffi.cdef(declarations())
 ffi.set_source(
@@ -38,7 +45,7 @@ ffi.set_source(
     sources=[os.path.relpath(CSRC / name, HERE.parent) for name in SOURCES],
     include_dirs=[str(CSRC)],
     depends=[str(header) for header in sorted(CSRC.glob("*.h"))],
-    libraries=["uring", "z", "pthread"],
+    libraries=["uring", "z", "pthread", *(["isal"] if has_isal() else [])],
     extra_compile_args=[
         "-O2",
         "-std=gnu11",

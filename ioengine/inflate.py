@@ -15,6 +15,9 @@ from ioengine.errors import check
 WINDOW_BYTES = 32 * 1024
 """The farthest that deflate reaches back (RFC 1951, section 2)."""
 
+LOOKAHEAD_BYTES = 8
+"""So many bytes behind the last that is needed let every decoder give all that is complete."""
+
 _BAD_MESSAGE = 74  # EBADMSG
 _NEEDS_INPUT, _NEEDS_ROOM, _AT_POINT = 0, 1, 2
 _ENDS_ROOM = 256
@@ -50,12 +53,15 @@ class Inflater:
         spacing_bytes: int = 0,
         chunk_bytes: int = 0,
         at: InflatePoint | None = None,
+        with_isal: bool = True,
     ) -> None:
         """Begin at the first byte, or at the restart point ``at``.
 
         A restart point is recorded at the first block that begins ``spacing_bytes`` plain bytes
         or more behind the last one (0: none); a chunk end for every ``chunk_bytes`` plain bytes
-        (0: none).
+        (0: none). From a restart point ISA-L decodes, where it was there at build time and
+        ``with_isal`` allows: twice as fast as zlib. It wants up to LOOKAHEAD_BYTES more than the
+        plain bytes need.
         """
         holder = ffi.new("ember_inflate **")
         if at is None:
@@ -65,7 +71,7 @@ class Inflater:
             point.in_offset, point.out_offset = at.in_offset, at.out_offset
             point.bits, point.window_bytes = at.bits, len(at.window)
             point.member = int(at.member)
-            result = lib.ember_inflate_resume(holder, point, ffi.from_buffer(at.window))
+            result = lib.ember_inflate_resume(holder, point, ffi.from_buffer(at.window), with_isal)
         check(result, "starting to inflate")
         self._self = ffi.gc(holder[0], lib.ember_inflate_close)
         self._io = ffi.new("ember_inflate_io *")

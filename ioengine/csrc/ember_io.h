@@ -162,8 +162,10 @@ typedef struct ember_inflate ember_inflate;
 
 /* spacing 0: no restart points; chunk_bytes 0: no chunk ends. */
 int ember_inflate_open(ember_inflate **self, uint64_t spacing_bytes, uint64_t chunk_bytes);
+/* with_isal: let ISA-L decode, if it was there at build time. It may look 8 bytes farther ahead. */
 int ember_inflate_resume(ember_inflate **self, const ember_inflate_point *at,
-			 const uint8_t *window);
+			 const uint8_t *window, int with_isal);
+int ember_inflate_has_isal(void);
 /* 0: all input is consumed; 1: out or ends is full; 2: a restart point waits to be read. */
 int ember_inflate_step(ember_inflate *self, ember_inflate_io *io);
 /* Copies the point that step has just announced and its window (room for 32,768 bytes). */

@@ -4,9 +4,10 @@
  * A restart point is the state of a deflate decoder between two blocks: compressed offset, bits
  * left over in a byte, and the last 32 KiB of plain bytes. It is the idea of zlib's zran.c example,
  * carried across members: their CRC and length are verified wherever decoding began at a header.
- * A member's header is a point too, without a window.
+ * A member's header is a point too, without a window. What is resumed may be decoded by ISA-L.
  */
 #include "ember_io.h"
+#include "inflate_isal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -26,8 +27,8 @@ enum { NEEDS_INPUT = 0, NEEDS_ROOM = 1, AT_POINT = 2, RUNNING = 3 };
 
 enum phase {
 	BETWEEN, /* at the first byte of a member, or at the end */
-	MEMBER,  /* inside a member whose header was seen: zlib checks its trailer */
-	PRIMING, /* resumed: the bits of the first byte are still to be given to zlib */
+	MEMBER,  /* inside a member whose header was seen: the decoder checks its trailer */
+	PRIMING, /* resumed inside a member: the first byte is still to come */
 	RAW,     /* resumed inside a member */
 	TRAILER, /* behind the deflate stream of a member that was resumed */
 	PADDING, /* zeros behind the last member, as tapes leave them */
@@ -36,6 +37,8 @@ enum phase {
 
 struct ember_inflate {
 	z_stream z;
+	struct isal_stream *isal; /* NULL: zlib decodes */
+	uint8_t *window;          /* of a point that is resumed by ISA-L, until it begins */
 	enum phase phase;
 	uint64_t in_total;
 	uint64_t out_total;
@@ -90,8 +93,32 @@ int ember_inflate_open(ember_inflate **self, uint64_t spacing_bytes, uint64_t ch
 	return 0;
 }
 
+int ember_inflate_has_isal(void)
+{
+	return isal_stream_built();
+}
+
+/* Hands the window to the decoder that will need it; ISA-L takes it with the first byte. */
+static int set_window(ember_inflate *self, const ember_inflate_point *at, const uint8_t *window,
+		      int with_isal)
+{
+	if (!with_isal || !isal_stream_built()) {
+		if (at->window_bytes &&
+		    inflateSetDictionary(&self->z, window, at->window_bytes) != Z_OK)
+			return -EINVAL;
+		return 0;
+	}
+	self->isal = isal_stream_open();
+	self->window = malloc(WINDOW_BYTES);
+	if (!self->isal || !self->window)
+		return -ENOMEM;
+	if (at->window_bytes)
+		memcpy(self->window, window, at->window_bytes);
+	return 0;
+}
+
 int ember_inflate_resume(ember_inflate **self, const ember_inflate_point *at,
-			 const uint8_t *window)
+			 const uint8_t *window, int with_isal)
 {
 	int rc;
 
@@ -102,14 +129,14 @@ int ember_inflate_resume(ember_inflate **self, const ember_inflate_point *at,
 	if (at->member)
 		rc = open_at(self, GZIP_WINDOW_BITS, BETWEEN);
 	else
-		rc = open_at(self, RAW_WINDOW_BITS, at->bits ? PRIMING : RAW);
+		rc = open_at(self, RAW_WINDOW_BITS, PRIMING);
 	if (rc < 0)
 		return rc;
-	if (at->window_bytes &&
-	    inflateSetDictionary(&(*self)->z, window, at->window_bytes) != Z_OK) {
+	rc = set_window(*self, at, window, with_isal);
+	if (rc < 0) {
 		ember_inflate_close(*self);
 		*self = NULL;
-		return -EINVAL;
+		return rc;
 	}
 	(*self)->point = *at;
 	(*self)->in_total = at->in_offset;
@@ -151,14 +178,25 @@ static void set_point(ember_inflate *self, unsigned bits, int member)
 	self->last_point = self->out_total;
 }
 
+/* A member is complete, or the deflate stream of one that was resumed inside. */
+static int end_stream(ember_inflate *self, unsigned surplus)
+{
+	self->members++;
+	if (self->phase != RAW) {
+		self->phase = BETWEEN;
+		return surplus ? fail(self, "bytes behind the last member that are not gzip") :
+				 RUNNING;
+	}
+	self->phase = TRAILER;
+	self->trailer_left = TRAILER_BYTES - surplus;
+	return RUNNING;
+}
+
 static int after_inflate(ember_inflate *self, int rc, int due)
 {
 	switch (rc) {
 	case Z_STREAM_END:
-		self->members++;
-		self->phase = self->phase == RAW ? TRAILER : BETWEEN;
-		self->trailer_left = TRAILER_BYTES;
-		return RUNNING;
+		return end_stream(self, 0);
 	case Z_OK:
 		/* 128: between two blocks; 64: the block before was the member's last. */
 		if (due && (self->z.data_type & 192) == 128) {
@@ -177,39 +215,68 @@ static int after_inflate(ember_inflate *self, int rc, int due)
 	}
 }
 
-/* One call of zlib's inflate, short of the next chunk end and restart point. */
-static int inflate_some(ember_inflate *self, ember_inflate_io *io)
+/* One call of zlib; advances the buffers. */
+static int run_zlib(ember_inflate *self, const uint8_t **in, uint32_t *in_bytes, uint8_t **out,
+		    uint32_t *out_bytes, int due)
 {
-	size_t in_left = io->in_bytes - io->consumed;
-	size_t out_left = io->out_bytes - io->produced;
-	uint64_t stop = until_stop(self);
-	int due = point_is_due(self);
-	size_t took, gave;
 	int rc;
 
-	if (!out_left || (self->chunk_bytes && io->ends_count == io->ends_room))
-		return NEEDS_ROOM;
-	if (out_left > stop)
-		out_left = stop;
-	if (out_left > UINT32_MAX)
-		out_left = UINT32_MAX;
-	if (in_left > UINT32_MAX)
-		in_left = UINT32_MAX;
-	self->z.next_in = (z_const Bytef *)io->input + io->consumed;
-	self->z.avail_in = in_left;
-	self->z.next_out = io->output + io->produced;
-	self->z.avail_out = out_left;
+	self->z.next_in = (z_const Bytef *)*in;
+	self->z.avail_in = *in_bytes;
+	self->z.next_out = *out;
+	self->z.avail_out = *out_bytes;
 	rc = inflate(&self->z, due ? Z_BLOCK : Z_NO_FLUSH);
-	took = in_left - self->z.avail_in;
-	gave = out_left - self->z.avail_out;
+	*in = self->z.next_in;
+	*in_bytes = self->z.avail_in;
+	*out = self->z.next_out;
+	*out_bytes = self->z.avail_out;
+	return rc;
+}
+
+static int after_isal(ember_inflate *self, int rc)
+{
+	unsigned surplus = isal_stream_surplus(self->isal);
+
+	if (rc == ISAL_STREAM_FAULT)
+		return fail(self, isal_stream_fault(self->isal));
+	return rc == ISAL_STREAM_ENDED ? end_stream(self, surplus) : RUNNING;
+}
+
+static uint32_t clamp(uint64_t value)
+{
+	return value > UINT32_MAX ? UINT32_MAX : (uint32_t)value;
+}
+
+/* One call of the decoder, short of the next chunk end and restart point. */
+static int inflate_some(ember_inflate *self, ember_inflate_io *io)
+{
+	uint32_t in_left = clamp(io->in_bytes - io->consumed);
+	uint64_t room = io->out_bytes - io->produced;
+	uint64_t stop = until_stop(self);
+	uint32_t out_left = clamp(room < stop ? room : stop);
+	const uint8_t *in = io->input + io->consumed;
+	uint8_t *out = io->output + io->produced;
+	uint32_t took = in_left, gave = out_left;
+	int had_input = in_left > 0;
+	int due = point_is_due(self);
+	int rc;
+
+	if (!room || (self->chunk_bytes && io->ends_count == io->ends_room))
+		return NEEDS_ROOM;
+	if (self->isal)
+		rc = isal_stream_run(self->isal, &in, &in_left, &out, &out_left);
+	else
+		rc = run_zlib(self, &in, &in_left, &out, &out_left, due);
+	took -= in_left;
+	gave -= out_left;
 	consume(self, io, took);
 	io->produced += gave;
 	self->out_total += gave;
 	if (gave && self->chunk_bytes && self->out_total % self->chunk_bytes == 0)
 		io->ends[io->ends_count++] = self->in_total;
-	rc = after_inflate(self, rc, due);
-	if (rc == RUNNING && !took && !gave && !in_left && self->phase != BETWEEN &&
-	    self->phase != TRAILER)
+	rc = self->isal ? after_isal(self, rc) : after_inflate(self, rc, due);
+	if (rc == RUNNING && !took && !gave && !had_input &&
+	    (self->phase == MEMBER || self->phase == RAW))
 		return NEEDS_INPUT;
 	return rc;
 }
@@ -222,7 +289,9 @@ static int begin_member(ember_inflate *self, const ember_inflate_io *io)
 		self->phase = PADDING;
 		return RUNNING;
 	}
-	if (inflateReset2(&self->z, GZIP_WINDOW_BITS) != Z_OK)
+	if (self->isal)
+		isal_stream_member(self->isal);
+	else if (inflateReset2(&self->z, GZIP_WINDOW_BITS) != Z_OK)
 		return -EINVAL;
 	self->phase = MEMBER;
 	if (!self->members || !self->spacing || since < self->spacing / MEMBER_SPACING_DIVISOR)
@@ -231,13 +300,21 @@ static int begin_member(ember_inflate *self, const ember_inflate_io *io)
 	return AT_POINT;
 }
 
+/* The first byte of a point between two blocks, of which some bits are spent. */
 static int prime(ember_inflate *self, ember_inflate_io *io)
 {
-	unsigned bits = self->point.bits;
+	const ember_inflate_point *at = &self->point;
+	uint8_t byte = io->input[io->consumed];
+	int rc = 0;
 
-	if (inflatePrime(&self->z, bits, io->input[io->consumed] >> (8 - bits)) != Z_OK)
-		return -EINVAL;
-	consume(self, io, 1);
+	if (self->isal)
+		rc = isal_stream_block(self->isal, at->bits, byte, self->window, at->window_bytes);
+	else if (at->bits && inflatePrime(&self->z, at->bits, byte >> (8 - at->bits)) != Z_OK)
+		rc = -EINVAL;
+	if (rc < 0)
+		return rc;
+	if (at->bits)
+		consume(self, io, 1);
 	self->phase = RAW;
 	return RUNNING;
 }
@@ -326,5 +403,7 @@ void ember_inflate_close(ember_inflate *self)
 	if (!self)
 		return;
 	inflateEnd(&self->z);
+	isal_stream_close(self->isal);
+	free(self->window);
 	free(self);
 }

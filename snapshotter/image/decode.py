@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from ioengine.inflate import LOOKAHEAD_BYTES
 from snapshotter.content import Compression, Digest
 from snapshotter.errors import CorruptError, InvalidArgumentError, RefusedError
 from snapshotter.image.gzip import GzipStream
@@ -26,7 +27,8 @@ class Span:
     """Compressed bytes [in_offset, in_end) that give the chunks first_chunk to last_chunk.
 
     All of these come out whole, in order. ``wanted_chunk`` is the first that was asked for: those
-    before it come out on the way from ``checkpoint`` (None for a plain layer).
+    before it come out on the way from ``checkpoint`` (None for a plain layer), and the last ones
+    may come out of the same bytes unasked.
     """
 
     in_offset: int
@@ -65,7 +67,7 @@ def plan(
         else:
             spans.append(alone)
         checkpoint = alone.checkpoint
-    return spans
+    return [_whole(index, span) for span in spans]
 
 
 def _span_of(index: LayerIndex, chunk: int) -> Span:
@@ -76,6 +78,15 @@ def _span_of(index: LayerIndex, chunk: int) -> Span:
     point = index.nearest_checkpoint(offset)
     first = -(-point.out_offset // index.chunk_bytes)
     return Span(point.in_offset, in_end, point.number, first, chunk, chunk)
+
+
+def _whole(index: LayerIndex, span: Span) -> Span:
+    """The span with all chunks that its bytes give: a zstd block may end several."""
+    last = span.last_chunk
+    while last + 1 < index.chunk_count and index.chunk_input_end(last + 1) <= span.in_end:
+        last += 1
+    ahead = LOOKAHEAD_BYTES if index.compression is Compression.GZIP else 0
+    return replace(span, last_chunk=last, in_end=min(span.in_end + ahead, index.blob_bytes))
 
 
 def _join(
@@ -143,17 +154,13 @@ class Decoder:
         ``span`` then holds what is left to be fetched. Raises InvalidArgumentError if the
         decoder is past them.
         """
-        if self.failed or span.wanted_chunk < self.next_chunk:
+        past = span.wanted_chunk < self.next_chunk or span.in_end <= self.in_offset
+        if self.failed or past:
             raise InvalidArgumentError(
-                f"a decoder at chunk {self.next_chunk} of {self.index.layer} cannot go back to "
-                f"chunk {span.wanted_chunk}"
+                f"a decoder at chunk {self.next_chunk} of {self.index.layer}, compressed byte "
+                f"{self.in_offset}, cannot go back to chunk {span.wanted_chunk}"
             )
-        self.span = replace(
-            span,
-            in_offset=self.in_offset,
-            in_end=max(span.in_end, self.in_offset),
-            first_chunk=self.next_chunk,
-        )
+        self.span = replace(span, in_offset=self.in_offset, first_chunk=self.next_chunk)
 
     def _feed(self, data: memoryview) -> list[tuple[int, bytes]]:
         chunks: list[tuple[int, bytes]] = []
@@ -243,6 +250,10 @@ class DecoderPool:
 
 
 def _serves(kept: Decoder, index: LayerIndex, span: Span) -> bool:
-    """Whether ``kept`` lies between the span's checkpoint and its first wanted chunk."""
+    """Whether ``kept`` lies between the span's checkpoint and its first wanted chunk.
+
+    One that has read all of the span would leave nothing to fetch, and is passed over.
+    """
     same = kept.index.layer == index.layer and kept.index.chunk_bytes == index.chunk_bytes
-    return same and kept.in_offset >= span.in_offset and kept.next_chunk <= span.wanted_chunk
+    between = span.in_offset <= kept.in_offset < span.in_end
+    return same and between and kept.next_chunk <= span.wanted_chunk

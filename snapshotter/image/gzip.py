@@ -10,8 +10,8 @@ from ioengine.inflate import InflateError, InflatePoint, Inflater
 from snapshotter.errors import RefusedError
 from snapshotter.image.stream import PointKind, RestartPoint
 
-_STATE_BYTES = 48 * 1024
-"""zlib's inflate state: 32 KiB of window, its tables, and itself (zlib's FAQ, "memory")."""
+_STATE_BYTES = 192 * 1024
+"""zlib's state (32 KiB of window, tables, itself), ISA-L's (about 90 KiB), a window to begin."""
 
 
 class GzipStream:

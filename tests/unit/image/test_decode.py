@@ -11,6 +11,7 @@ from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ioengine.inflate import LOOKAHEAD_BYTES
 from snapshotter.errors import CorruptError, InvalidArgumentError, NotFoundError, RefusedError
 from snapshotter.image.decode import Decoder, DecoderPool, Span, plan
 from snapshotter.image.index import LayerIndex
@@ -90,15 +91,15 @@ def test_every_chunk_alone_comes_out_of_its_span(layer: tuple[LayerIndex, bytes]
     index, blob = layer
     for number in range(index.chunk_count):
         (span,) = plan(index, [number])
-        assert span.wanted_chunk == span.last_chunk == number
-        assert decoded(index, blob, span) == list(range(span.first_chunk, number + 1))
+        assert span.first_chunk <= span.wanted_chunk == number <= span.last_chunk
+        assert decoded(index, blob, span) == list(range(span.first_chunk, span.last_chunk + 1))
 
 
 def test_a_span_fed_in_small_pieces_gives_the_same(layer: tuple[LayerIndex, bytes]) -> None:
     index, blob = layer
     number = index.chunk_count // 2
     (span,) = plan(index, [number, number + 1])
-    assert decoded(index, blob, span, piece_bytes=97)[-1] == number + 1
+    assert decoded(index, blob, span, piece_bytes=97)[-1] == span.last_chunk >= number + 1
 
 
 def test_all_chunks_are_one_span_over_the_whole_blob(layer: tuple[LayerIndex, bytes]) -> None:
@@ -122,15 +123,18 @@ def test_a_decoder_goes_on_where_it_stopped(layer: tuple[LayerIndex, bytes]) -> 
     index, blob = layer
     pool = DecoderPool()
     fetched = 0
+    got: dict[int, bytes] = {}
     for number in range(index.chunk_count):
+        if number in got:
+            continue
         (span,) = plan(index, [number])
         decoder = pool.take(index, span)
         fetched += decoder.span.length_bytes
         data = blob[decoder.span.in_offset : decoder.span.in_end]
-        chunks = dict(decoder.feed(data)) if data or not decoder.done else {}
-        assert chunks[number] == chunk_of(index, number)
+        got |= decoder.feed(data)
+        assert got[number] == chunk_of(index, number)
         pool.give(decoder)
-    assert fetched <= index.blob_bytes
+    assert fetched <= index.blob_bytes + LOOKAHEAD_BYTES * index.chunk_count
 
 
 @settings(

@@ -1,0 +1,94 @@
+"""The Python face of the inflate core: both decoders give the same from every restart point."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import pytest
+
+from ioengine.inflate import LOOKAHEAD_BYTES, InflateError, InflatePoint, Inflater
+
+CHUNK_BYTES = 4096
+
+
+def plain_bytes(length: int) -> bytes:
+    chance = random.Random(3)
+    words = [chance.randbytes(chance.randrange(2, 30)) for _ in range(300)]
+    return b"".join(chance.choice(words) for _ in range(length // 8))[:length]
+
+
+def member(plain: bytes) -> bytes:
+    deflater = zlib.compressobj(6, zlib.DEFLATED, 31, 1)
+    return deflater.compress(plain) + deflater.flush()
+
+
+PLAIN = plain_bytes(200_000)
+STORED = member(PLAIN[:90_000]) + member(b"") + member(PLAIN[90_000:])
+
+
+def inflated(inflater: Inflater, data: bytes, room: int = 1 << 20) -> bytes:
+    out, view, left = bytearray(room), bytearray(), memoryview(data)
+    while True:
+        consumed, produced = inflater.step(left, memoryview(out))
+        view += out[:produced]
+        left = left[consumed:]
+        if not left and produced < room:
+            return bytes(view)
+
+
+def test_points_and_ends_are_recorded_and_in_order() -> None:
+    inflater = Inflater(spacing_bytes=20_000, chunk_bytes=CHUNK_BYTES)
+    assert inflated(inflater, STORED, room=777) == PLAIN
+    assert inflater.at_end()
+    assert (inflater.in_offset, inflater.out_offset) == (len(STORED), len(PLAIN))
+    assert len(inflater.ends) == len(PLAIN) // CHUNK_BYTES
+    assert inflater.ends == sorted(inflater.ends)
+    assert [point.member for point in inflater.points].count(True) >= 1
+    assert len(inflater.points) >= 7
+    for point in inflater.points:
+        begin = 0 if point.out_offset <= 90_000 else 90_000  # no member reaches into another
+        window = PLAIN[begin : point.out_offset][-32768:]
+        assert point.window == (b"" if point.member else window)
+
+
+@pytest.mark.parametrize("with_isal", [False, True])
+def test_from_every_point_each_chunk_needs_no_more_than_its_end(with_isal: bool) -> None:
+    first = Inflater(spacing_bytes=20_000, chunk_bytes=CHUNK_BYTES)
+    inflated(first, STORED)
+    for point in first.points:
+        chunk = -(-point.out_offset // CHUNK_BYTES)
+        for number in (chunk, chunk + 3):
+            if number >= len(first.ends):
+                continue
+            end = first.ends[number] + (LOOKAHEAD_BYTES if with_isal else 0)
+            again = Inflater(at=point, with_isal=with_isal)
+            out = bytearray((number + 1) * CHUNK_BYTES - point.out_offset)
+            _, produced = again.step(memoryview(STORED[point.in_offset : end]), memoryview(out))
+            assert produced == len(out)
+            assert out == PLAIN[point.out_offset : point.out_offset + len(out)]
+
+
+@pytest.mark.parametrize("with_isal", [False, True])
+def test_members_behind_a_resumed_one_are_verified(with_isal: bool) -> None:
+    first = Inflater(spacing_bytes=20_000)
+    inflated(first, STORED)
+    for point in (InflatePoint(0, 0, 0, b"", True), first.points[1]):
+        whole = Inflater(at=point, with_isal=with_isal)
+        assert inflated(whole, STORED[point.in_offset :]) == PLAIN[point.out_offset :]
+        assert whole.at_end()
+        broken = Inflater(at=point, with_isal=with_isal)
+        data = bytearray(STORED[point.in_offset :])
+        data[-8] ^= 1
+        with pytest.raises(InflateError, match="incorrect data check"):
+            inflated(broken, bytes(data))
+
+
+@pytest.mark.parametrize("with_isal", [False, True])
+def test_bytes_of_another_file_are_a_fault_that_stays(with_isal: bool) -> None:
+    inflater = Inflater(at=InflatePoint(0, 0, 0, b"", True), with_isal=with_isal)
+    for _ in range(2):
+        with pytest.raises(InflateError):
+            inflated(inflater, b"no gzip, " * 20)
+    with pytest.raises(OSError, match="starting to inflate"):
+        Inflater(at=InflatePoint(0, 0, 9, b"", False), with_isal=with_isal)
