@@ -26,8 +26,10 @@ int main(int count, char **words)
 """
 
 
-def tiny_image(folder: Path, *, bytes_each: int = 256 * 1024, layers: int = 2) -> Image:
-    """Build an image of ``layers`` layers below ``folder``; all but the first hold noise."""
+def tiny_image(
+    folder: Path, *, bytes_each: int = 256 * 1024, layers: int = 2, compression: str = "gzip"
+) -> Image:
+    """Build an image of ``layers`` layers below ``folder``: ``data/noiseN``, and a program."""
     trees = [folder / f"tree{number}" for number in range(layers)]
     for number, tree in enumerate(trees):
         (tree / "data").mkdir(parents=True)
@@ -36,4 +38,4 @@ def tiny_image(folder: Path, *, bytes_each: int = 256 * 1024, layers: int = 2) -
     source = folder / "program.c"
     source.write_text(PROGRAM)
     run(["gcc", "-O2", "-static", "-o", trees[0] / "program", source])
-    return build("bed/tiny", "gzip", trees, ["/program"], folder / "images")
+    return build("bed/tiny", compression, trees, ["/program"], folder / "images", compression)

@@ -1,0 +1,107 @@
+"""Added latency of one miss: a page of a chunk that is not here, against a bare ranged GET.
+
+Same registry, same link without a limit, ranges of the size that the misses fetched; the two take
+turns. The file is noise, so a gzip layer of it needs as many compressed bytes as plain ones.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from bench.bed.bed import Bed
+from bench.bed.image import Image
+from bench.bed.link import Shape
+from bench.bed.ranged import RangedClient
+from bench.bed.registry import HOST
+from bench.bed.tiny import tiny_image
+from bench.measure import Case, Figure, Result, Settings, percentile
+from bench.mounted import PAGE_BYTES, mounted
+from bench.progress import Progress
+from bench.trial import Starter
+
+NOISE_BYTES = 192 << 20
+# Two misses never share a chunk, nor what is between two checkpoints of a gzip layer.
+APART_BYTES = 2 << 20
+MISSES = 80
+ADDED_MS = 1.0
+
+
+def miss(descriptor: int, offset: int) -> float:
+    start = time.perf_counter()
+    os.pread(descriptor, PAGE_BYTES, offset)
+    return time.perf_counter() - start
+
+
+def compare(
+    bed: Bed, image: Image, path: Path, misses: int
+) -> tuple[list[float], list[float], int]:
+    """Seconds of misses and of bare GETs in turn, and the mean bytes that a miss fetched."""
+    layer = image.layers[-1]
+    places = list(range(APART_BYTES, path.stat().st_size - APART_BYTES, APART_BYTES))
+    random.Random(3).shuffle(places)
+    ours, theirs = [], []
+    descriptor = os.open(path, os.O_RDONLY)
+    url = f"/v2/{image.name}/blobs/{layer.digest}"
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        for place in places[:3]:  # connections, tokens and code that the first miss warms up
+            miss(descriptor, place)
+        before = bed.registry.sent_bytes()
+        first = [miss(descriptor, place) for place in places[3:8]]
+        length = (bed.registry.sent_bytes() - before) // len(first)
+        with RangedClient(bed.link, HOST, url) as client:
+            client.get(0, length)
+            for place in places[8 : 8 + misses]:
+                ours.append(miss(descriptor, place))
+                theirs.append(client.get(place // 2, length))
+    finally:
+        os.close(descriptor)
+    return ours, theirs, length
+
+
+def figures(title: str, ours: list[float], theirs: list[float], length: int) -> list[Figure]:
+    middle, bare = 1000 * statistics.median(ours), 1000 * statistics.median(theirs)
+    high, bare_high = 1000 * percentile(ours, 0.9), 1000 * percentile(theirs, 0.9)
+    against = f"bare GET of {length / 1024:.0f} KiB"
+    return [
+        Figure(f"{title}: one miss p50", "ms", middle, bare, against=against),
+        Figure(f"{title}: one miss p90", "ms", high, bare_high, against=against),
+        Figure(f"{title}: added p50", "ms", middle - bare, target=ADDED_MS),
+    ]
+
+
+def run(settings: Settings, say: Progress) -> Result:
+    result = Result()
+    misses = 10 if settings.quick else MISSES
+    with Bed(Shape(0)) as bed, tempfile.TemporaryDirectory(dir=bed.directory) as folder:
+        ember = bed.ember(settings.containerd)
+        containerd = bed.containerd(
+            settings.containerd, ember_socket=ember.socket, ember_root=ember.root
+        )
+        ember.start()
+        for compression in ("plain", "gzip"):
+            with say.step(f"a {compression} image of noise, its index here, its bytes not"):
+                image = tiny_image(
+                    Path(folder) / compression, bytes_each=NOISE_BYTES, compression=compression
+                )
+                image.push(bed.registry)
+                starter = Starter(bed, containerd, ember, image)
+                starter.first_pull()
+                starter.index_cold()
+            with (
+                mounted(containerd, image.reference, "ember") as root,
+                say.step(f"{misses} misses and as many bare GETs"),
+            ):
+                noise = root / "data" / "noise1"
+                ours, theirs, length = compare(bed, image, noise, misses)
+            result.figures += figures(compression, ours, theirs, length)
+            result.raw[compression] = {"miss_s": ours, "get_s": theirs, "fetched_bytes": length}
+    return result
+
+
+CASE = Case("miss", "added latency of one miss over a bare ranged GET", run)
