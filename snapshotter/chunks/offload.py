@@ -1,0 +1,42 @@
+"""Blocking work in a bounded pool of threads, for callers that may be cancelled meanwhile.
+
+Invariant: when the call ends, however it ends, the thread is done with what it was given; a buffer
+can be lent to the next user without being written by the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def offload(
+    pool: Executor | None, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Run ``work`` in ``pool`` (None: the loop's own) and return what it returns.
+
+    A cancelled caller gets its CancelledError after the work is over.
+    """
+    loop = asyncio.get_running_loop()
+    future = loop.run_in_executor(pool, lambda: work(*args, **kwargs))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(_take_note)
+        while not future.done():
+            try:
+                await asyncio.wait({future})
+            except asyncio.CancelledError:
+                continue
+        raise
+
+
+def _take_note(future: asyncio.Future[T]) -> None:
+    """The cancelled caller never sees this error: mark it as seen."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,343 @@
+"""L1: the views on this node's disk, one sparse file and one presence file each, by digest.
+
+Invariant: one open View per digest; what is removed is first forgotten, on the disk too, and only
+when no mount has it open. The caller holds the lock that keeps a second daemon out. It does not
+know images, layers or where bytes come from.
+
+    root/views/<hex>      the data, written through this unguarded path
+    root/presence/<hex>   the two bitmaps
+    root/staging/         whole streams that are not verified yet; emptied at start
+    root/ballast          space that gives way to waiting readers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from snapshotter.chunks.bulk import BulkIo
+from snapshotter.chunks.datafile import DataFile, create_sparse
+from snapshotter.chunks.offload import offload
+from snapshotter.chunks.presence import Header, Presence, boot_id, read_presence
+from snapshotter.chunks.space import Evict, Space, SpaceLimits, evict_nothing, is_full
+from snapshotter.chunks.staging import Staging
+from snapshotter.chunks.verify import ChunkDigests
+from snapshotter.chunks.view import View, ViewServices
+from snapshotter.clock import Clock, SystemClock
+from snapshotter.content import CHUNK_BYTES, Digest
+from snapshotter.errors import (
+    CorruptError,
+    EmberError,
+    FailedPreconditionError,
+    RefusedError,
+)
+
+log = logging.getLogger(__name__)
+
+InUse = Callable[[Path], bool]
+"""Whether a mount has this data file open; blocks. The proof comes from the kernel."""
+
+_COPY_CHUNKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """``chunk_bytes`` must be what the indexes have; ``upkeep_s`` is the pace of flushing."""
+
+    root: Path
+    chunk_bytes: int = CHUNK_BYTES
+    upkeep_s: float = 5.0
+    prove_chunks: int = 64
+    """How many doubted chunks one turn of the upkeep reads back, per view."""
+    workers: int = 4
+    space: SpaceLimits = field(default_factory=SpaceLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredView:
+    """A view on the disk, open or not. ``allocated_bytes`` is what it takes there."""
+
+    view: Digest
+    length_bytes: int
+    chunk_count: int
+    readable_count: int
+    allocated_bytes: int
+
+
+class ViewStore:
+    """The views of one node. Used from the event loop."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        bulk: BulkIo,
+        *,
+        in_use: InUse,
+        evict: Evict = evict_nothing,
+        clock: Clock | None = None,
+        boot: bytes | None = None,
+        pool: Executor | None = None,
+    ) -> None:
+        self.root = config.root
+        self.space = Space(config.root, config.space, evict)
+        self._config = config
+        self._in_use = in_use
+        self._clock = clock or SystemClock()
+        self._boot = boot if boot is not None else boot_id()
+        self._pool = pool or ThreadPoolExecutor(config.workers, "ember-chunks")
+        self._services = ViewServices(bulk, self.space, self._pool)
+        self._open: dict[Digest, View] = {}
+        self._locks: dict[Digest, asyncio.Lock] = {}
+        self._lock_users: Counter[Digest] = Counter()
+        self._upkeep: asyncio.Task[None] | None = None
+        self._staged = 0
+
+    async def start(self) -> None:
+        """Make the directories, drop unfinished streams, fill the ballast, begin the upkeep."""
+        await offload(None, self._prepare)
+        self._upkeep = asyncio.create_task(self._keep_up(), name="chunks-upkeep")
+
+    async def close(self) -> None:
+        """Flush and close every view in order; no guard uses their bitmaps any more."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.gather(self._upkeep, return_exceptions=True)
+            self._upkeep = None
+        for view in list(self._open):
+            await self.release(view)
+        await offload(None, self._pool.shutdown)
+
+    def get(self, view: Digest) -> View | None:
+        """The view if it is open."""
+        return self._open.get(view)
+
+    def views(self) -> list[View]:
+        """All open views."""
+        return list(self._open.values())
+
+    async def open(self, view: Digest, view_bytes: int, chunk_digest: ChunkDigests) -> View:
+        """The view, opened or made; the same object for all until release() or drop().
+
+        NoSpaceError, OSError: the disk. FailedPreconditionError: it is open with another length.
+        """
+        found = self._open.get(view)
+        if found is None:
+            async with self._locked(view):
+                found = self._open.get(view)
+                if found is None:
+                    data, presence = await offload(None, self._open_files, view, view_bytes)
+                    found = View(data, presence, chunk_digest, self._services)
+                    self._open[view] = found
+        if found.length_bytes != view_bytes:
+            raise FailedPreconditionError(
+                f"{view} has {found.length_bytes} bytes, not {view_bytes}: one index lies"
+            )
+        return found
+
+    async def release(self, view: Digest) -> None:
+        """Flush and close the view if it is open; its bytes stay."""
+        async with self._locked(view):
+            found = self._open.pop(view, None)
+            if found is not None:
+                await found.close()
+
+    async def drop(self, view: Digest) -> None:
+        """Remove the view's bytes. FailedPreconditionError while a mount has it open.
+
+        The guard has let go of its bitmap: the view is closed in any case, since the store's own
+        descriptors would count as users. Nothing to do if it is not here. Killed at any point it
+        leaves either the view or nothing that would be believed.
+        """
+        async with self._locked(view):
+            found = self._open.pop(view, None)
+            if found is not None:
+                await found.close(flush=False)
+            if await offload(None, self._is_used, view):
+                raise FailedPreconditionError(f"{view} is open in a mount and cannot be removed")
+            await offload(None, self._remove, view)
+
+    def stage(self, view: Digest) -> Staging:
+        """A place for a whole stream's plain bytes, whose digest is not known to be right yet."""
+        self._staged += 1
+        path = self.root / "staging" / f"{view.hex}.{os.getpid()}.{self._staged}"
+        return Staging(view, path, self.space, asyncio.get_running_loop())
+
+    async def seal(self, staging: Staging, view_bytes: int, chunk_digest: ChunkDigests) -> View:
+        """The stream was right: what was staged becomes the view, all of it readable and durable.
+
+        If the view is here already it takes over the chunks it lacks, each verified. On an error
+        the staging is discarded and nothing became readable through it but verified chunks.
+        """
+        try:
+            if staging.length_bytes != view_bytes:
+                raise CorruptError(
+                    f"{staging.view}: {staging.length_bytes} bytes were staged, not {view_bytes}"
+                )
+            async with self._locked(staging.view):
+                if staging.view not in self._open and not self._data_path(staging.view).exists():
+                    await offload(None, self._adopt, staging, view_bytes)
+            view = await self.open(staging.view, view_bytes, chunk_digest)
+            if not view.complete:
+                await self._take_over(view, staging)
+            return view
+        finally:
+            await offload(None, staging.discard)
+
+    async def stored(self) -> list[StoredView]:
+        """Everything that is on the disk, open or not."""
+        return await offload(None, self._list)
+
+    async def flush(self) -> None:
+        """Make durable what is readable, in all views; failures are logged, and tried again."""
+        for view in self.views():
+            try:
+                await view.flush()
+            except EmberError as error:
+                log.error("flushing %s failed: %s", view.digest, error)
+            except OSError as error:
+                log.error("flushing %s failed: %s", view.digest, error)
+
+    async def _keep_up(self) -> None:
+        while True:
+            await self._clock.sleep(self._config.upkeep_s)
+            try:
+                await self.flush()
+                for view in self.views():
+                    if view.unproved():
+                        await view.prove(self._config.prove_chunks)
+                await offload(None, self.space.refill_ballast)
+            except Exception:
+                log.exception("upkeep of the chunk store failed; it goes on in a while")
+
+    async def _take_over(self, view: View, staging: Staging) -> None:
+        size, first = view.chunk_bytes, 0
+        while first < view.chunk_count:
+            count = min(_COPY_CHUNKS, view.chunk_count - first)
+            data = await offload(None, staging.read, first * size, count * size)
+            data = data[: view.length_bytes - first * size]
+            parts = [memoryview(data)[at : at + size] for at in range(0, len(data), size)]
+            await view.write_run(first, parts, demand=False)
+            first += count
+
+    def _prepare(self) -> None:
+        for name in ("views", "presence", "staging"):
+            (self.root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for leftover in (self.root / "staging").iterdir():
+            leftover.unlink()
+        self._remove_halves()
+        self.space.refill_ballast()
+
+    def _remove_halves(self) -> None:
+        """Data without presence and presence without data, left by a kill in open() or drop()."""
+        data = {path.name: path for path in (self.root / "views").iterdir()}
+        presence = {path.name: path for path in (self.root / "presence").iterdir()}
+        for name in presence.keys() - data.keys():
+            presence[name].unlink()
+        for name in data.keys() - presence.keys():
+            if self._in_use(data[name]):
+                log.error("%s is mounted, but what of it is here is not known", data[name])
+            else:
+                data[name].unlink()
+
+    def _open_files(self, view: Digest, view_bytes: int) -> tuple[DataFile, Presence]:
+        path, presence_path = self._data_path(view), self._presence_path(view)
+        known = create_sparse(path, view_bytes)
+        header = Header(view, view_bytes, self._config.chunk_bytes, self._boot, False, False)
+        try:
+            presence = Presence.open(presence_path, header, trusted=known)
+        except OSError as error:
+            if is_full(error):
+                raise self.space.full(error.strerror or "full") from error
+            raise
+        try:
+            _sync_directory(path.parent)
+            _sync_directory(presence_path.parent)
+            return DataFile(path, self.space), presence
+        except BaseException:
+            presence.close()
+            raise
+
+    def _adopt(self, staging: Staging, view_bytes: int) -> None:
+        """Rename the staged file into place, then let the presence file say that it is whole."""
+        staging.settle(view_bytes)
+        path, presence_path = self._data_path(staging.view), self._presence_path(staging.view)
+        presence_path.unlink(missing_ok=True)
+        _sync_directory(presence_path.parent)
+        staging.path.rename(path)
+        _sync_directory(path.parent)
+        header = Header(
+            staging.view, view_bytes, self._config.chunk_bytes, self._boot, False, False
+        )
+        presence = Presence.open(presence_path, header, trusted=False)
+        try:
+            presence.write_durable(_all_set(header))
+            presence.readable.set(0, header.chunk_count)
+            _sync_directory(presence_path.parent)
+        finally:
+            presence.close()
+
+    def _is_used(self, view: Digest) -> bool:
+        path = self._data_path(view)
+        return path.exists() and self._in_use(path)
+
+    def _remove(self, view: Digest) -> None:
+        """The presence goes first, so that bytes which stay behind are nobody's."""
+        self._presence_path(view).unlink(missing_ok=True)
+        _sync_directory(self.root / "presence")
+        self._data_path(view).unlink(missing_ok=True)
+        _sync_directory(self.root / "views")
+
+    def _list(self) -> list[StoredView]:
+        found = []
+        for path in sorted((self.root / "presence").iterdir()):
+            with contextlib.suppress(FileNotFoundError, RefusedError):
+                header, bitmap = read_presence(path, self._boot)
+                status = self._data_path(header.view).stat()
+                found.append(
+                    StoredView(
+                        header.view,
+                        header.view_bytes,
+                        header.chunk_count,
+                        int.from_bytes(bitmap, "little").bit_count(),
+                        status.st_blocks * 512,
+                    )
+                )
+        return found
+
+    def _data_path(self, view: Digest) -> Path:
+        return self.root / "views" / view.hex
+
+    def _presence_path(self, view: Digest) -> Path:
+        return self.root / "presence" / view.hex
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, view: Digest) -> AsyncIterator[None]:
+        """One opener, closer or remover of a view at a time; the lock lives while it is wanted."""
+        lock = self._locks.setdefault(view, asyncio.Lock())
+        self._lock_users[view] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._lock_users[view] -= 1
+            if not self._lock_users[view]:
+                del self._lock_users[view], self._locks[view]
+
+
+def _all_set(header: Header) -> bytes:
+    return ((1 << header.chunk_count) - 1).to_bytes(header.bitmap_bytes, "little")
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,61 @@
+"""What the daemon counts, for Prometheus: one object, made once and handed down.
+
+Labels are bounded (tiers, reasons): a view or an image is never a label, `ember status` has those.
+It does not know who reads it.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_WAITS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
+
+
+class Metrics:
+    """Counters of the road and the store; safe to use from threads."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self.tier_bytes = Counter(
+            "ember_tier_bytes",
+            "Bytes that came from a tier, as it stores them",
+            ["tier", "purpose"],
+            registry=self.registry,
+        )
+        self.tier_chunks = Counter(
+            "ember_tier_chunks",
+            "Chunks that came from a tier, were right and were written",
+            ["tier", "purpose"],
+            registry=self.registry,
+        )
+        self.tier_outcomes = Counter(
+            "ember_tier_failures",
+            "Fetches that ended without what was asked for: busy, miss, corrupt or failure",
+            ["tier", "outcome"],
+            registry=self.registry,
+        )
+        self.asks = Counter(
+            "ember_asks",
+            "Extents that were asked for: here already, or a miss",
+            ["purpose", "result"],
+            registry=self.registry,
+        )
+        self.wait_s = Histogram(
+            "ember_miss_wait_seconds",
+            "How long a reader waited for an extent that was not here",
+            registry=self.registry,
+            buckets=_WAITS_S,
+        )
+        self.failed_asks = Counter(
+            "ember_failed_asks",
+            "Extents that could not be had before their deadline",
+            ["purpose"],
+            registry=self.registry,
+        )
+        self.jobs = Gauge(
+            "ember_jobs", "Fetches that run or wait for a slot", ["state"], registry=self.registry
+        )
+
+    def render(self) -> bytes:
+        """All of it in Prometheus' text format."""
+        return generate_latest(self.registry)
