@@ -17,6 +17,10 @@ from snapshotter.chunks.space import Space, is_full
 from snapshotter.errors import FailedPreconditionError, UnavailableError
 
 
+class DiskError(UnavailableError):
+    """The cache's own disk refuses a view's file; no source of bytes is to blame."""
+
+
 def padded(length: int) -> int:
     """``length`` rounded up to whole blocks: the size of the file of a view of that length."""
     return -(-length // BLOCK) * BLOCK
@@ -70,13 +74,13 @@ class DataFile:
         return self.direct_fd if self.direct_fd >= 0 else self.fd
 
     def write_buffered(self, offset: int, data: bytes | memoryview, *, demand: bool) -> None:
-        """Reserve and write through the page cache; blocks. NoSpaceError, UnavailableError."""
+        """Reserve and write through the page cache; blocks. NoSpaceError, DiskError."""
         with self.use():
             self._space.reserve(self.fd, offset, len(data), demand=demand)
             write_all(self.fd, data, offset)
 
     def reserve(self, offset: int, length: int) -> None:
-        """Reserve for a background write; blocks. NoSpaceError, UnavailableError."""
+        """Reserve for a background write; blocks. NoSpaceError, DiskError."""
         with self.use():
             self._space.reserve(self.fd, offset, length, demand=False)
 
@@ -84,7 +88,7 @@ class DataFile:
     def use(self) -> Iterator[None]:
         """Hold the descriptors open, and translate what the disk says.
 
-        FailedPreconditionError once closed, NoSpaceError when full, UnavailableError otherwise.
+        FailedPreconditionError once closed, NoSpaceError when full, DiskError otherwise.
         """
         with self._idle:
             if self._closed:
@@ -95,7 +99,7 @@ class DataFile:
         except OSError as error:
             if is_full(error):
                 raise self._space.full(error.strerror or "full") from error
-            raise UnavailableError(
+            raise DiskError(
                 f"{self.path} cannot be used ({error.strerror}); look at the disk"
             ) from error
         finally:

@@ -120,7 +120,7 @@ class View:
         """Verify, reserve, write through the page cache, mark readable; blocks, any thread.
 
         False: it was here already. CorruptError (nothing was written), NoSpaceError (nothing was
-        evicted yet: write() does that), UnavailableError when the cache's disk refuses.
+        evicted yet: write() does that), DiskError when the cache's disk refuses.
         """
         if self.is_readable(number):
             return False

@@ -1,0 +1,29 @@
+"""What all fetches of a node share: tiers, slots, threads, decoders, time."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from snapshotter.clock import Clock
+from snapshotter.fetch.limits import RoadLimits
+from snapshotter.fetch.slots import Slots
+from snapshotter.fetch.sources import Sources
+from snapshotter.image.decode import DecoderPool
+from snapshotter.tiers.ranking import Ranking
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """``demand_pool`` and ``background_pool`` inflate and hash, so neither waits for the other."""
+
+    sources: Sources
+    ranking: Ranking
+    slots: Slots
+    decoders: DecoderPool
+    demand_pool: Executor
+    background_pool: Executor
+    clock: Clock
+    limits: RoadLimits
+    chance: random.Random = field(default_factory=random.Random)

@@ -1,0 +1,217 @@
+"""One fetch of neighbouring chunks of a view, tried over all tiers and sources until they are here.
+
+A job ends when nobody waits for what it has not brought yet; it never gives up by itself, since
+each waiter has its own deadline. Between rounds it backs off, and holds no slot. A *lasting* job
+brings the whole view, whoever still waits: for sources that can only be read from the beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from snapshotter.chunks.datafile import DiskError
+from snapshotter.chunks.view import View
+from snapshotter.content import BlobRef, Extent
+from snapshotter.errors import (
+    BusyError,
+    CorruptError,
+    EmberError,
+    FailedPreconditionError,
+    NoSpaceError,
+    NotFoundError,
+    RangeUnsupportedError,
+    UnavailableError,
+)
+from snapshotter.fetch.board import Board
+from snapshotter.fetch.crew import Crew
+from snapshotter.fetch.slots import Ticket
+from snapshotter.fetch.sources import LayerSource
+from snapshotter.fetch.tally import Ledger
+from snapshotter.fetch.transfer import Transfer
+from snapshotter.tiers.tier import Tier
+
+log = logging.getLogger(__name__)
+
+_MOST_REASONS = 8
+
+
+class Job:
+    """See above. ``hand_over`` starts (or joins) the lasting job when ranges cannot be had."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        view: View,
+        board: Board,
+        ledger: Ledger,
+        *,
+        demand: bool,
+        lasting: bool,
+        hand_over: Callable[[Job], None],
+        ended: Callable[[Job], None],
+    ) -> None:
+        self.wanted: set[int] = set()
+        self.lasting = lasting
+        self.tail_chunk = -1
+        self.tail_end = 0
+        """The last chunk that is on the way, and the compressed offset by which it comes."""
+        self.reasons: dict[str, str] = {}
+        """By tier: why it has not brought it yet."""
+        self._crew = crew
+        self._view = view
+        self._board = board
+        self._ledger = ledger
+        self._hand_over = hand_over
+        self._ended = ended
+        self._ticket = Ticket(demand=demand)
+        self._transfer = Transfer(crew, view, ledger, self._ticket, board.arrived)
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def demand(self) -> bool:
+        """Whether somebody waits for it."""
+        return self._ticket.demand
+
+    @property
+    def in_offset(self) -> int:
+        """Compressed offset up to which it has come."""
+        return self._transfer.in_offset
+
+    def start(self, in_offset: int) -> None:
+        """Begin; ``in_offset`` is where the first fetch will."""
+        self._transfer.in_offset = in_offset
+        self.task = asyncio.create_task(self._run(), name=f"fetch {self._view.digest.hex[:12]}")
+
+    def promote(self) -> None:
+        """Somebody waits for it now."""
+        self._crew.slots.promote(self._ticket)
+
+    def take(self, chunks: Iterable[int], tail_end: int, *, steal: bool = False) -> None:
+        """Bring these too."""
+        chunks = list(chunks)
+        self.wanted.update(chunks)
+        self._board.assign(self, chunks, steal=steal)
+        self.tail_chunk = max(self.tail_chunk, *chunks)
+        self.tail_end = max(self.tail_end, tail_end)
+
+    def left(self) -> list[int]:
+        """The chunks that it still has to bring, rising."""
+        view, board = self._view, self._board
+        if self.lasting:
+            return view.missing(Extent(0, view.length_bytes))
+        mine = [
+            number
+            for number in self.wanted
+            if board.carriers.get(number) is self and board.is_wanted(number)
+        ]
+        for number in mine:
+            if view.is_readable(number):
+                board.arrived(number)
+        return sorted(number for number in mine if not view.is_readable(number))
+
+    def cancel(self) -> None:
+        """Nobody wants it any more: from now on it carries nothing."""
+        self._board.dismiss(self)
+        if self.task is not None:
+            self.task.cancel()
+
+    async def _run(self) -> None:
+        rounds = 0
+        try:
+            while self.left():
+                async with self._crew.slots.hold(self._ticket):
+                    before = self.left()
+                    wait_s = await self._round()
+                after = set(self.left())
+                if self.lasting and after and not self._board.waited_for:
+                    return  # the next one who asks starts it again
+                progress = not after.issuperset(before)
+                rounds = 0 if progress else rounds + 1
+                if after and not (progress and wait_s is None):
+                    await self._crew.clock.sleep(max(wait_s or 0, self._backoff_s(rounds)))
+        except (NoSpaceError, FailedPreconditionError) as error:
+            self._fail(error)
+        except Exception:
+            log.exception("a fetch of %s broke", self._view.digest)
+            self._fail(UnavailableError(f"a fetch of {self._view.digest} broke; see the log"))
+        finally:
+            self._board.dismiss(self)
+            self._ended(self)
+
+    async def _round(self) -> float | None:
+        """Ask every tier for every source, best first, until one has brought what is left.
+
+        None: one did. Else for how many seconds all of them want to be left in peace (0: not).
+        """
+        sources = self._crew.sources.of_view(self._view.digest)
+        if not sources:
+            self._note("sources", "no layer is known that unpacks to this view")
+        rests: list[float] = []
+        for tier in self._crew.ranking.order():
+            for source in sources:
+                for blob in source.blobs:
+                    rest_s = self._crew.ranking.rest_s(tier, blob)
+                    if rest_s:
+                        rests.append(rest_s)
+                    elif await self._try(tier, source, blob) or not self.left():
+                        return None
+                    else:
+                        rests.append(self._crew.ranking.rest_s(tier, blob))
+        return min(rests, default=0.0)
+
+    async def _try(self, tier: Tier, source: LayerSource, blob: BlobRef) -> bool:
+        """Whether the tier did what it was asked for; if not, why is noted."""
+        ranking = self._crew.ranking
+        try:
+            await self._ask(tier, source, blob)
+        except (NoSpaceError, FailedPreconditionError):
+            raise
+        except DiskError as error:
+            self._note("cache", str(error))
+            return False
+        except BusyError as error:
+            ranking.busy(tier, blob, error.retry_after_s)
+            self._failed(tier, "busy", error)
+        except NotFoundError as error:
+            self._failed(tier, "miss", error)
+        except CorruptError as error:
+            tier.suspect(blob)
+            ranking.failed(tier)
+            self._failed(tier, "corrupt", error)
+        except EmberError as error:
+            ranking.failed(tier)
+            self._failed(tier, "failure", error)
+        else:
+            ranking.worked(tier)
+            return True
+        return False
+
+    async def _ask(self, tier: Tier, source: LayerSource, blob: BlobRef) -> None:
+        try:
+            await self._transfer.ranges(tier, source, blob, self.left())
+        except RangeUnsupportedError as error:
+            self._note(tier.name, str(error))
+            if not self.lasting:
+                self._hand_over(self)
+                return
+            await self._transfer.whole(tier, source, blob)
+
+    def _failed(self, tier: Tier, outcome: str, error: EmberError) -> None:
+        self._note(tier.name, str(error))
+        self._ledger.failed(tier.name, outcome, str(error))
+
+    def _note(self, who: str, why: str) -> None:
+        if who in self.reasons or len(self.reasons) < _MOST_REASONS:
+            self.reasons[who] = why
+
+    def _fail(self, error: EmberError) -> None:
+        for number in self._board.waited_for:
+            if self._board.carriers.get(number) is self:
+                self._board.fail(number, error)
+
+    def _backoff_s(self, rounds: int) -> float:
+        limits = self._crew.limits
+        most_s = min(limits.backoff_most_s, limits.backoff_first_s * 2.0 ** min(rounds, 16))
+        return most_s * self._crew.chance.uniform(0.5, 1.0)

@@ -1,0 +1,181 @@
+"""Road.ensure(): returns when the bytes that were asked for are here, verified; or says why not.
+
+Life: made by the composition root over store, sources and tiers; used by whoever needs bytes;
+closed before the store. It does not know who asks or what a chunk is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from snapshotter.chunks.store import ViewStore
+from snapshotter.chunks.view import View
+from snapshotter.clock import Clock, SystemClock
+from snapshotter.content import Digest, Extent
+from snapshotter.errors import DeadlineError, NotFoundError, UnavailableError
+from snapshotter.fetch.board import Waiter
+from snapshotter.fetch.crew import Crew
+from snapshotter.fetch.lane import Lane
+from snapshotter.fetch.limits import RoadLimits
+from snapshotter.fetch.slots import Slots
+from snapshotter.fetch.sources import Sources
+from snapshotter.fetch.tally import Ledger, Tally
+from snapshotter.image.decode import DecoderPool
+from snapshotter.metrics import Metrics
+from snapshotter.tiers.guarded import guarded
+from snapshotter.tiers.ranking import Ranking
+from snapshotter.tiers.tier import Tier
+
+log = logging.getLogger(__name__)
+
+
+class Road:
+    """The one road of a node. Event loop only."""
+
+    def __init__(
+        self,
+        store: ViewStore,
+        sources: Sources,
+        tiers: Sequence[Tier],
+        *,
+        limits: RoadLimits | None = None,
+        clock: Clock | None = None,
+        metrics: Metrics | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.limits = limits or RoadLimits()
+        self._store = store
+        self._sources = sources
+        self._clock = clock or SystemClock()
+        self._metrics = metrics or Metrics()
+        self._pools = (
+            ThreadPoolExecutor(self.limits.workers, "ember-demand"),
+            ThreadPoolExecutor(self.limits.workers, "ember-background"),
+        )
+        self._crew = Crew(
+            sources=sources,
+            ranking=Ranking([guarded(tier, stall_s=self.limits.stall_s) for tier in tiers],
+                            self._clock),
+            slots=Slots(self.limits.demand_slots, self.limits.background_slots),
+            decoders=DecoderPool(),
+            demand_pool=self._pools[0],
+            background_pool=self._pools[1],
+            clock=self._clock,
+            limits=self.limits,
+            chance=chance or random.Random(),
+        )
+        self._lanes: dict[Digest, Lane] = {}
+        self._closed = False
+
+    async def ensure(
+        self, view_id: Digest, extent: Extent, *, demand: bool, deadline_s: float | None = None
+    ) -> None:
+        """Return when every byte of ``extent`` that lies in the view can be read, verified.
+
+        ``demand``: somebody waits. ``deadline_s``: for how many seconds it is tried (None: the
+        miss timeout). Raises DeadlineError that says for each tier why not, NoSpaceError when
+        nothing more can give way, NotFoundError for a view of which no layer is known. Cancelling
+        is safe: work that others need goes on, other work ends.
+        """
+        lane = await self._lane(view_id)
+        missing = lane.view.missing(extent)
+        lane.ledger.asked(demand=demand, missing=len(missing))
+        if not missing:
+            return
+        started_s = self._clock.monotonic_s()
+        waiter = lane.want(missing, demand=demand)
+        try:
+            await self._wait(lane, waiter, self.limits.miss_timeout_s, deadline_s)
+        except BaseException:
+            lane.ledger.gave_up(demand=demand)
+            raise
+        finally:
+            lane.leave(waiter)
+        lane.ledger.waited(self._clock.monotonic_s() - started_s, demand=demand)
+
+    async def complete(self, view_id: Digest) -> None:
+        """Bring all that is missing of a view, behind everything else; resumable at any point.
+
+        Raises as ensure() for the first part that cannot be had; cancel it to stop.
+        """
+        lane = await self._lane(view_id)
+        view, limits = lane.view, self.limits
+        for start in range(0, view.length_bytes, limits.window_bytes):
+            window = Extent(start, limits.window_bytes)
+            missing = len(view.missing(window))
+            if not missing:
+                continue
+            started_s = self._clock.monotonic_s()
+            await self.ensure(view_id, window, demand=False)
+            if limits.background_bytes_per_s:
+                due_s = missing * view.chunk_bytes / limits.background_bytes_per_s
+                rest_s = due_s - (self._clock.monotonic_s() - started_s)
+                await self._clock.sleep(max(0.0, rest_s))
+        await view.flush()
+
+    def tally(self, view_id: Digest) -> Tally:
+        """What was fetched for a view since it was first asked for; zeros if it never was."""
+        lane = self._lanes.get(view_id)
+        return lane.ledger.tally if lane is not None else Tally()
+
+    async def stop(self, view_id: Digest) -> None:
+        """End all work for a view; comes before the store releases or drops it."""
+        lane = self._lanes.pop(view_id, None)
+        if lane is not None:
+            await self._end(lane)
+
+    async def close(self) -> None:
+        """End all work. Who waits gets UnavailableError."""
+        self._closed = True
+        for view_id in list(self._lanes):
+            await self.stop(view_id)
+        for pool in self._pools:
+            await asyncio.to_thread(pool.shutdown)
+
+    async def _end(self, lane: Lane) -> None:
+        tasks = lane.jobs
+        lane.stop(UnavailableError(f"fetching {lane.view.digest} was stopped"))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _lane(self, view_id: Digest) -> Lane:
+        lane = self._lanes.get(view_id)
+        if lane is not None:
+            return lane
+        view = await self._view(view_id)
+        if self._closed:
+            raise UnavailableError("the daemon is stopping; ask again when it is back")
+        lane = self._lanes.get(view_id)
+        if lane is None:
+            lane = self._lanes[view_id] = Lane(self._crew, view, Ledger(self._metrics))
+        return lane
+
+    async def _view(self, view_id: Digest) -> View:
+        view = self._store.get(view_id)
+        if view is not None:
+            return view
+        for source in self._sources.of_view(view_id):
+            index = source.index
+            return await self._store.open(view_id, index.view_bytes, index.chunk_digest)
+        raise NotFoundError(f"no layer is known that unpacks to {view_id}")
+
+    async def _wait(
+        self, lane: Lane, waiter: Waiter, timeout_s: float, deadline_s: float | None
+    ) -> None:
+        allowed_s = timeout_s if deadline_s is None else deadline_s
+        timer = asyncio.create_task(self._clock.sleep(allowed_s))
+
+        def expire(timer: asyncio.Task[None]) -> None:
+            if not timer.cancelled():
+                what = f"{len(waiter.left)} chunks of {lane.view.digest}"
+                why = lane.reasons(waiter)
+                waiter.fail(DeadlineError(f"{what} could not be had in {allowed_s:g} s: {why}"))
+
+        timer.add_done_callback(expire)
+        try:
+            await waiter.future
+        finally:
+            timer.cancel()
