@@ -67,7 +67,7 @@ class Job:
         self._ended = ended
         self._ticket = Ticket(demand=demand)
         self._transfer = Transfer(crew, view, ledger, self._ticket, board.arrived)
-        self.task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def demand(self) -> bool:
@@ -79,10 +79,11 @@ class Job:
         """Compressed offset up to which it has come."""
         return self._transfer.in_offset
 
-    def start(self, in_offset: int) -> None:
+    def start(self, in_offset: int) -> asyncio.Task[None]:
         """Begin; ``in_offset`` is where the first fetch will."""
         self._transfer.in_offset = in_offset
-        self.task = asyncio.create_task(self._run(), name=f"fetch {self._view.digest.hex[:12]}")
+        self._task = asyncio.create_task(self._run(), name=f"fetch {self._view.digest.hex[:12]}")
+        return self._task
 
     def promote(self) -> None:
         """Somebody waits for it now."""
@@ -114,8 +115,9 @@ class Job:
     def cancel(self) -> None:
         """Nobody wants it any more: from now on it carries nothing."""
         self._board.dismiss(self)
-        if self.task is not None:
-            self.task.cancel()
+        self._ended(self)  # a task that never ran has no end of its own
+        if self._task is not None:
+            self._task.cancel()
 
     async def _run(self) -> None:
         rounds = 0

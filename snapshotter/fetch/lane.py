@@ -30,14 +30,15 @@ class Lane:
         self._crew = crew
         self._board = Board()
         self._jobs: set[Job] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._lasting: Job | None = None
         self._fresh: set[int] = set()
         self._planning: asyncio.Handle | None = None
 
     @property
-    def jobs(self) -> list[asyncio.Task[None]]:
-        """The tasks of all jobs under way."""
-        return [job.task for job in self._jobs if job.task is not None]
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What is not over yet, cancelled work included."""
+        return list(self._tasks)
 
     def want(self, chunks: Iterable[int], *, demand: bool) -> Waiter:
         """Wait for ``chunks``, none of which is here; the caller leaves() in the end."""
@@ -71,9 +72,6 @@ class Lane:
 
     def stop(self, error: BaseException) -> None:
         """Cancel everything; who waits gets ``error``."""
-        if self._planning is not None:
-            self._planning.cancel()
-            self._planning = None
         for number in self._board.waited_for:
             self._board.fail(number, error)
         for job in list(self._jobs):
@@ -148,7 +146,7 @@ class Lane:
         job.take(wanted, span.in_end, steal=True)
         on_the_way = self._on_the_way(span)
         self._board.assign(job, on_the_way)
-        job.start(span.in_offset)
+        self._watch(job.start(span.in_offset))
 
     def _on_the_way(self, span: Span) -> list[int]:
         """The chunks that are not here and come out before, or between, those that are wanted."""
@@ -163,7 +161,7 @@ class Lane:
             job = self._lasting = self._job(demand=demand, lasting=True)
             everything = Extent(0, self.view.length_bytes)
             job.take(self.view.missing(everything), 0, steal=True)
-            job.start(0)
+            self._watch(job.start(0))
         if demand:
             job.promote()
         return job
@@ -173,6 +171,10 @@ class Lane:
         lasting = self._last(demand=job.demand)
         lasting.reasons.update(job.reasons)
         self._board.assign(lasting, job.left(), steal=True)
+
+    def _watch(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _job(self, *, demand: bool, lasting: bool) -> Job:
         job = Job(

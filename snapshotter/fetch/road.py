@@ -16,7 +16,7 @@ from snapshotter.chunks.store import ViewStore
 from snapshotter.chunks.view import View
 from snapshotter.clock import Clock, SystemClock
 from snapshotter.content import Digest, Extent
-from snapshotter.errors import DeadlineError, NotFoundError, UnavailableError
+from snapshotter.errors import DeadlineError, EmberError, NotFoundError, UnavailableError
 from snapshotter.fetch.board import Waiter
 from snapshotter.fetch.crew import Crew
 from snapshotter.fetch.lane import Lane
@@ -58,8 +58,9 @@ class Road:
         )
         self._crew = Crew(
             sources=sources,
-            ranking=Ranking([guarded(tier, stall_s=self.limits.stall_s) for tier in tiers],
-                            self._clock),
+            ranking=Ranking(
+                [guarded(tier, stall_s=self.limits.stall_s) for tier in tiers], self._clock
+            ),
             slots=Slots(self.limits.demand_slots, self.limits.background_slots),
             decoders=DecoderPool(),
             demand_pool=self._pools[0],
@@ -90,7 +91,7 @@ class Road:
         waiter = lane.want(missing, demand=demand)
         try:
             await self._wait(lane, waiter, self.limits.miss_timeout_s, deadline_s)
-        except BaseException:
+        except EmberError:
             lane.ledger.gave_up(demand=demand)
             raise
         finally:
@@ -137,19 +138,17 @@ class Road:
             await asyncio.to_thread(pool.shutdown)
 
     async def _end(self, lane: Lane) -> None:
-        tasks = lane.jobs
         lane.stop(UnavailableError(f"fetching {lane.view.digest} was stopped"))
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*lane.tasks, return_exceptions=True)
 
     async def _lane(self, view_id: Digest) -> Lane:
-        lane = self._lanes.get(view_id)
-        if lane is not None:
-            return lane
         view = await self._view(view_id)
         if self._closed:
             raise UnavailableError("the daemon is stopping; ask again when it is back")
         lane = self._lanes.get(view_id)
-        if lane is None:
+        if lane is None or lane.view is not view:
+            if lane is not None:  # released and opened again meanwhile: the old one can only fail
+                lane.stop(UnavailableError(f"{view_id} was closed"))
             lane = self._lanes[view_id] = Lane(self._crew, view, Ledger(self._metrics))
         return lane
 

@@ -107,10 +107,10 @@ class Transfer:
         async with aclosing(pieces):
             async for piece in pieces:
                 self._ledger.received(tier.name, len(piece), demand=self._ticket.demand)
+                if decoder.done:
+                    continue  # read to its end, a connection can be used again
                 await self._consume(tier, decoder, piece)
                 self.in_offset = decoder.in_offset
-                if decoder.done:
-                    break
                 await self._crew.slots.give_way(self._ticket, self._crew.limits.yield_most_s)
         await self._write_held(tier)
 

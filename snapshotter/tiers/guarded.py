@@ -44,7 +44,9 @@ class ExactTier:
             async for piece in pieces:
                 left -= len(piece)
                 if left < 0:
-                    raise CorruptError(f"{self.name} sent more than {length} bytes of {blob.digest}")
+                    raise CorruptError(
+                        f"{self.name} sent more than {length} bytes of {blob.digest}"
+                    )
                 yield piece
         if left:
             raise UnavailableError(

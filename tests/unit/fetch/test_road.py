@@ -1,0 +1,360 @@
+"""The road brings right bytes, once, by whatever way is open, and says why when none is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from snapshotter.content import Digest, Extent
+from snapshotter.errors import DeadlineError, NotFoundError, UnavailableError
+from tests.fakes.hand_clock import HandClock
+from tests.fakes.tier import FakeTier, SeededFaults
+from tests.unit.fetch.conftest import QUICK, Bench, until
+from tests.unit.image.layers import frame, frames, member, members, text
+
+PLAIN = text(400_123)
+
+FORMS: dict[str, Callable[[bytes], bytes]] = {
+    "plain": lambda plain: plain,
+    "gzip": lambda plain: member(plain, memory_level=1),
+    "gzip members": lambda plain: members(plain, 30_000),
+    "zstd frame": frame,
+    "zstd frames": lambda plain: frames(plain, 30_000),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_every_extent_reads_right(bench: Bench, form: str) -> None:
+    view = bench.layers.add(PLAIN, FORMS[form](PLAIN), bench.tiers)
+    chance = random.Random(form)
+    for _ in range(30):
+        offset, length = chance.randrange(len(PLAIN)), chance.randrange(1, 30_000)
+        demand = chance.random() < 0.7
+        assert (
+            await bench.read(view, offset, length, demand=demand) == PLAIN[offset : offset + length]
+        )
+    assert await bench.read(view, 0, 1 << 40) == PLAIN
+    await until(lambda: bench.tier.open_reads == 0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_many_readers_at_once_read_right(bench: Bench, form: str) -> None:
+    view = bench.layers.add(PLAIN, FORMS[form](PLAIN), bench.tiers)
+    chance = random.Random(form)
+    places = [(chance.randrange(len(PLAIN)), chance.randrange(1, 9000)) for _ in range(200)]
+    got = await asyncio.gather(*(bench.read(view, *place) for place in places))
+    assert got == [PLAIN[offset : offset + length] for offset, length in places]
+    await until(lambda: bench.tier.open_reads == 0)
+
+
+async def test_the_same_bytes_asked_for_twenty_times_are_fetched_once(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, FORMS["gzip"](PLAIN), bench.tiers)
+    bench.tier.gate.clear()
+    asks = [asyncio.create_task(bench.read(view, 200_000, 5000)) for _ in range(20)]
+    await until(lambda: bench.tier.open_reads == 1)
+    asks += [asyncio.create_task(bench.read(view, 200_100, 100)) for _ in range(20)]
+    await asyncio.sleep(0)
+    bench.tier.gate.set()
+    for got in await asyncio.gather(*asks[:20]):
+        assert got == PLAIN[200_000:205_000]
+    for got in await asyncio.gather(*asks[20:]):
+        assert got == PLAIN[200_100:200_200]
+    assert len(bench.tier.asked) == 1
+
+
+async def test_a_reader_does_not_wait_for_the_rest_of_a_fetch(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    whole = asyncio.create_task(bench.read(view, 0, len(PLAIN)))
+    await until(lambda: bench.tier.sent_bytes > 20_000)
+    bench.tier.gate.clear()
+    assert await bench.read(view, 0, 4096) == PLAIN[:4096]
+    assert not whole.done()
+    bench.tier.gate.set()
+    assert await whole == PLAIN
+
+
+async def test_reading_on_continues_the_decoder_and_fetches_nothing_twice(bench: Bench) -> None:
+    blob = member(PLAIN, memory_level=1)
+    view = bench.layers.add(PLAIN, blob, bench.tiers)
+    for offset in range(0, len(PLAIN), 6000):
+        assert await bench.read(view, offset, 6000) == PLAIN[offset : offset + 6000]
+    received = sum(ask.extent.length for ask in bench.tier.asked if ask.extent is not None)
+    assert received <= len(blob) * 1.02
+
+
+@pytest.mark.parametrize("way", SeededFaults(0).ways)
+async def test_a_read_that_goes_wrong_is_tried_again(bench: Bench, way: str) -> None:
+    view = bench.layers.add(PLAIN, member(PLAIN, memory_level=1), bench.tiers)
+    bench.tier.script = [way, way]
+    bench.tier.retry_after_s = 0.001
+    assert await bench.read(view, 100_000, 50_000) == PLAIN[100_000:150_000]
+    await until(lambda: bench.tier.open_reads == 0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_bytes_are_right_whatever_the_tiers_do(bench: Bench, seed: int) -> None:
+    form = list(FORMS)[seed % len(FORMS)]
+    second = FakeTier("second", piece_bytes=700)
+    bench.tiers.append(second)
+    await bench.close()
+    await bench.open()
+    view = bench.layers.add(PLAIN, FORMS[form](PLAIN), bench.tiers)
+    for tier in bench.tiers:
+        tier.faults = SeededFaults(seed, rate=0.5)
+        tier.retry_after_s = 0.001
+    chance = random.Random(seed)
+    places = [(chance.randrange(len(PLAIN)), chance.randrange(1, 20_000)) for _ in range(60)]
+    asks = [
+        asyncio.create_task(bench.read(view, *place, demand=chance.random() < 0.6))
+        for place in places
+    ]
+    for ask in chance.sample(asks, 10):
+        await asyncio.sleep(0)
+        ask.cancel()
+    got = await asyncio.gather(*asks, return_exceptions=True)
+    for (offset, length), data in zip(places, got, strict=True):
+        if not isinstance(data, asyncio.CancelledError):
+            assert data == PLAIN[offset : offset + length]
+    opened = bench.store.get(view)
+    assert opened is not None
+    raw = opened.path.read_bytes()
+    for number in range(opened.chunk_count):
+        if opened.is_readable(number):
+            at = number * opened.chunk_bytes
+            length = opened.length_of(number)
+            assert raw[at : at + length] == PLAIN[at : at + length]
+    await until(lambda: all(tier.open_reads == 0 for tier in bench.tiers))
+
+
+async def test_a_tier_that_lies_is_told_and_its_bytes_are_not_kept(bench: Bench) -> None:
+    honest = FakeTier("honest")
+    bench.tiers.append(honest)
+    await bench.close()
+    await bench.open()
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.always = "flipped"
+    assert await bench.read(view, 0, 4096) == PLAIN[:4096]
+    assert bench.tier.suspected
+    assert bench.road.tally(view).corrupt == 1
+    assert bench.road.tally(view).chunks_by_tier == {"honest": 1}
+    await bench.read(view, 100_000, 10)
+    assert len(bench.tier.asked) == 1  # its rank fell
+
+
+async def test_busy_and_missing_do_not_lower_a_rank(bench: Bench) -> None:
+    second = FakeTier("second")
+    bench.tiers.append(second)
+    await bench.close()
+    clock = HandClock()
+    await bench.open(clock=clock)
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.script = ["missing", "busy"]
+    bench.tier.retry_after_s = 60
+    await bench.read(view, 0, 10)
+    await bench.read(view, 10_000, 10)
+    assert [len(tier.asked) for tier in bench.tiers] == [2, 2]
+    await bench.read(view, 20_000, 10)
+    assert [len(tier.asked) for tier in bench.tiers] == [2, 3]  # left in peace for a minute
+    await clock.advance(61)
+    await bench.read(view, 30_000, 10)
+    assert [len(tier.asked) for tier in bench.tiers] == [3, 3]
+
+
+async def test_retry_after_is_honoured_when_all_are_busy(bench: Bench) -> None:
+    await bench.close()
+    clock = HandClock()
+    await bench.open(clock=clock)
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.script = ["busy"]
+    bench.tier.retry_after_s = 30
+    ask = asyncio.create_task(bench.read(view, 0, 10, deadline_s=100))
+    await until(lambda: clock.sleepers >= 2)  # deadline and rest
+    await clock.advance(29)
+    assert len(bench.tier.asked) == 1
+    await clock.advance(2)
+    assert await ask == PLAIN[:10]
+    assert len(bench.tier.asked) == 2
+
+
+async def test_a_deadline_says_for_each_tier_what_failed(bench: Bench) -> None:
+    second = FakeTier("second")
+    bench.tiers.append(second)
+    await bench.close()
+    clock = HandClock()
+    await bench.open(clock=clock)
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.always, second.always = "unavailable", "missing"
+    ask = asyncio.create_task(bench.read(view, 0, 10, deadline_s=5))
+    await until(lambda: clock.sleepers >= 2)
+    await clock.advance(6)
+    with pytest.raises(DeadlineError, match="in 5 s: fake: fake: 503; second: second: no such"):
+        await ask
+    assert bench.road.tally(view).failed_asks == 1
+    bench.tier.always = ""
+    again = asyncio.create_task(bench.read(view, 0, 10))
+    await until(again.done)  # the next read tries again
+    assert await again == PLAIN[:10]
+
+
+async def test_a_cancelled_reader_does_not_take_others_with_it(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.gate.clear()
+    first, second = (asyncio.create_task(bench.read(view, 0, 9000)) for _ in range(2))
+    await until(lambda: bench.tier.open_reads == 1)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    bench.tier.gate.set()
+    assert await second == PLAIN[:9000]
+    assert len(bench.tier.asked) == 1
+
+
+async def test_work_that_nobody_wants_any_more_ends(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.gate.clear()
+    asks = [asyncio.create_task(bench.read(view, 0, 9000)) for _ in range(3)]
+    await until(lambda: bench.tier.open_reads == 1)
+    for ask in asks:
+        ask.cancel()
+    await asyncio.gather(*asks, return_exceptions=True)
+    await until(lambda: bench.tier.open_reads == 0)
+    bench.tier.gate.set()
+    assert await bench.read(view, 0, 9000) == PLAIN[:9000]
+
+
+async def test_an_origin_without_ranges_is_streamed_once_for_all(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, member(PLAIN), bench.tiers)
+    bench.tier.always = "rangeless"
+    places = [(at, 5000) for at in range(0, len(PLAIN), 40_000)]
+    got = await asyncio.gather(*(bench.read(view, *place) for place in reversed(places)))
+    assert list(reversed(got)) == [PLAIN[at : at + length] for at, length in places]
+    await until(lambda: bench.tier.open_reads == 0)
+    assert sum(ask.extent is None for ask in bench.tier.asked) == 1
+    opened = bench.store.get(view)
+    assert opened is not None
+    assert opened.complete
+
+
+async def test_a_lasting_stream_survives_its_first_reader(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, frame(PLAIN), bench.tiers)
+    bench.layers.sources[view][0].index.longest_run_bytes = 1 << 30
+    assert await bench.read(view, 0, 100) == PLAIN[:100]
+    opened = bench.store.get(view)
+    assert opened is not None
+    await until(lambda: opened.complete)
+    assert len(bench.tier.asked) == 1
+
+
+async def test_a_demand_read_promotes_queued_background_work(bench: Bench) -> None:
+    await bench.close()
+    await bench.open(background_slots=1)
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.gate.clear()
+    asks = [
+        asyncio.create_task(bench.read(view, at, 4096, demand=False)) for at in (0, 40_960, 204_800)
+    ]
+    await until(lambda: bench.tier.open_reads == 1)
+    urgent = asyncio.create_task(bench.read(view, 204_800, 100))
+    await until(lambda: bench.tier.open_reads == 2)
+    assert bench.tier.asked[-1].extent == Extent(204_800, 4096)
+    assert bench.tier.asked[-1].demand
+    bench.tier.gate.set()
+    assert await urgent == PLAIN[204_800:204_900]
+    await asyncio.gather(*asks)
+    assert len(bench.tier.asked) == 3
+
+
+async def test_background_work_does_not_start_while_somebody_waits(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.gate.clear()
+    urgent = asyncio.create_task(bench.read(view, 0, 100))
+    await until(lambda: bench.tier.open_reads == 1)
+    patient = asyncio.create_task(bench.read(view, 100_000, 100, demand=False))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert bench.tier.open_reads == 1
+    bench.tier.gate.set()
+    assert await urgent == PLAIN[:100]
+    assert await patient == PLAIN[100_000:100_100]
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_completion_brings_the_rest_and_nothing_twice(bench: Bench, form: str) -> None:
+    blob = FORMS[form](PLAIN)
+    view = bench.layers.add(PLAIN, blob, bench.tiers)
+    await bench.read(view, 150_000, 3)
+    await bench.road.complete(view)
+    opened = bench.store.get(view)
+    assert opened is not None
+    assert opened.complete
+    assert opened.durable_count == opened.chunk_count
+    assert opened.path.read_bytes()[: len(PLAIN)] == PLAIN
+    asked = len(bench.tier.asked)
+    await bench.road.complete(view)
+    assert len(bench.tier.asked) == asked
+
+
+async def test_a_view_whose_first_blob_is_gone_comes_from_the_other(bench: Bench) -> None:
+    other = FakeTier("other")
+    view = bench.layers.add(PLAIN, member(PLAIN), [other], where="r/one")
+    assert bench.layers.add(PLAIN, frames(PLAIN, 30_000), bench.tiers, where="r/two") == view
+    assert await bench.read(view, 123_456, 20_000) == PLAIN[123_456:143_456]
+
+
+async def test_after_a_restart_only_what_is_missing_is_fetched(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, member(PLAIN, memory_level=1), bench.tiers)
+    await bench.read(view, 0, 100_000)
+    await bench.close()
+    await bench.open()
+    bench.tier.asked.clear()
+    assert await bench.read(view, 0, 100_000) == PLAIN[:100_000]
+    assert bench.tier.asked == []
+    assert await bench.read(view, 100_000, 100_000) == PLAIN[100_000:200_000]
+    assert bench.tier.asked
+
+
+async def test_a_view_without_a_layer_is_not_found(bench: Bench) -> None:
+    with pytest.raises(NotFoundError, match="no layer is known"):
+        await bench.road.ensure(Digest("sha256", "0" * 64), Extent(0, 1), demand=True)
+
+
+async def test_closing_tells_those_who_wait(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.gate.clear()
+    ask = asyncio.create_task(bench.read(view, 0, 100))
+    await until(lambda: bench.tier.open_reads == 1)
+    await bench.road.close()
+    with pytest.raises(UnavailableError, match="was stopped"):
+        await ask
+    assert bench.tier.open_reads == 0
+    with pytest.raises(UnavailableError, match="stopping"):
+        await bench.road.ensure(view, Extent(0, 1), demand=True)
+
+
+async def test_a_missing_windows_file_costs_a_read_from_the_beginning(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, member(PLAIN, memory_level=1), bench.tiers)
+    for path in bench.layers.directory.glob("*.win"):
+        path.unlink()
+    assert await bench.read(view, 300_000, 5000) == PLAIN[300_000:305_000]
+
+
+async def test_a_tier_that_hangs_is_left_after_its_patience(bench: Bench) -> None:
+    await bench.close()
+    await bench.open(stall_s=0.02)
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.script = ["hang"]
+    assert await bench.read(view, 0, 50_000) == PLAIN[:50_000]
+    assert "sent nothing" in bench.road.tally(view).last_failure
+    assert QUICK.stall_s > 0.02
+
+
+async def test_metrics_count_what_came_from_where(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    await bench.read(view, 0, 8192)
+    await bench.read(view, 0, 8192)
+    text = bench.metrics.render().decode()
+    assert 'ember_tier_bytes_total{purpose="demand",tier="fake"} 8192.0' in text
+    assert 'ember_tier_chunks_total{purpose="demand",tier="fake"} 2.0' in text
+    assert 'ember_asks_total{purpose="demand",result="hit"} 1.0' in text
