@@ -1,4 +1,7 @@
-"""What was fetched for one view, by which tier, and what went wrong: for `ember status`."""
+"""What was fetched for one view, by which tier, and what went wrong: for `ember status`.
+
+Every event is counted once, for the view and for the node. It decides nothing.
+"""
 
 from __future__ import annotations
 
