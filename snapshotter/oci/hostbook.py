@@ -66,19 +66,21 @@ class HostBook:
     def for_blob(self, registry: str, repository: str, digest: Digest) -> list[Host]:
         """The hosts to pull a blob from: those whose bytes for it were wrong come last."""
         hosts = self.hosts(registry, "pull")
-        suspects = self._suspects.get((repository, digest))
+        suspects = self._suspects.get((f"{registry}/{repository}", digest))
         if suspects:
             hosts.sort(key=lambda host: host.base in suspects)
         return hosts
 
-    def suspect(self, repository: str, digest: Digest, host: Host) -> None:
-        """``host`` gave bytes for this blob that failed their digest."""
-        known = self._suspects.get((repository, digest)) or frozenset()
-        self._suspects.put((repository, digest), known | {host.base})
+    def suspect(self, name: str, digest: Digest, host: Host) -> None:
+        """``host`` gave bytes for a blob of ``name`` (registry/repository) that failed their
+        digest."""
+        known = self._suspects.get((name, digest)) or frozenset()
+        self._suspects.put((name, digest), known | {host.base})
 
     def note_rangeless(self, host: Host, repository: str) -> None:
         """``host`` does not serve ranges of this repository."""
         self._rangeless.put((host.base, repository), True)
 
     def is_rangeless(self, host: Host, repository: str) -> bool:
+        """Whether that was noted and is believed still."""
         return self._rangeless.get((host.base, repository)) is not None

@@ -32,15 +32,16 @@ class Recollection(Generic[K, V]):
         while len(self._entries) > self._limit:
             self._entries.popitem(last=False)
 
+    def __contains__(self, key: K) -> bool:
+        entry = self._entries.get(key)
+        if entry is not None and self._clock.monotonic_s() >= entry[0]:
+            del self._entries[key]
+            entry = None
+        return entry is not None
+
     def get(self, key: K) -> V | None:
         """What was put, None if it is forgotten."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        if self._clock.monotonic_s() >= entry[0]:
-            del self._entries[key]
-            return None
-        return entry[1]
+        return self._entries[key][1] if key in self else None
 
     def drop(self, key: K) -> None:
         """Forget now."""

@@ -6,18 +6,12 @@ to this platform's image. Knows the client only as something that can fetch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from snapshotter.content import BlobRef, Digest
-from snapshotter.errors import CorruptError, InvalidArgumentError, NotFoundError, RefusedError
-from snapshotter.oci.documents import (
-    DOCUMENT_LIMIT_BYTES,
-    Descriptor,
-    check_content,
-    digest_of,
-)
+from snapshotter.errors import NotFoundError, RefusedError
+from snapshotter.oci.documents import DOCUMENT_LIMIT_BYTES, Descriptor
 from snapshotter.oci.manifest import (
     ImageConfig,
     Index,
@@ -69,12 +63,24 @@ class ResolvedImage:
         return BlobRef(self.reference.name, layer.digest, layer.size)
 
 
+@dataclass(frozen=True, slots=True)
+class FetchedManifest:
+    """What a registry served under ``manifests/``, held to its digest. ``content_type`` is the
+    registry's word alone."""
+
+    data: bytes = field(repr=False)
+    digest: Digest
+    content_type: str
+
+
 class Fetcher(Protocol):
-    """What resolving needs of a registry client."""
+    """What resolving needs of a registry client. Both hold what they bring to its digest."""
 
-    async def manifest(self, reference: Reference) -> tuple[bytes, str, str | None]: ...
+    async def manifest(
+        self, reference: Reference, size_bytes: int | None = None
+    ) -> FetchedManifest: ...
 
-    def stream(self, blob: BlobRef) -> AsyncIterator[bytes]: ...
+    async def document(self, blob: BlobRef) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +96,8 @@ async def resolve_image(
     fetcher: Fetcher, reference: Reference, platform: Platform
 ) -> ResolvedImage:
     """See RegistryClient.resolve."""
-    data, content_type, told = await fetcher.manifest(reference)
-    digest = _verify_top(data, reference, told)
-    top = parse_manifest(data, content_type, f"manifest {reference}")
+    fetched = await fetcher.manifest(reference)
+    top = parse_manifest(fetched.data, fetched.content_type, f"manifest {reference}")
     search = _Search(fetcher, reference, platform)
     if isinstance(top, Index):
         found = await search.descend(top, 1)
@@ -101,36 +106,20 @@ async def resolve_image(
                 f"image {reference}: nothing for {platform}; it is offered for {offered(top)}"
             )
     else:
-        found = await search.load(digest, data, top)
+        found = await search.load(fetched.digest, fetched.data, top)
     return ResolvedImage(
         reference=reference,
-        target_digest=digest,
+        target_digest=fetched.digest,
         target_media_type=top.media_type,
         manifest_digest=found.digest,
         manifest_media_type=found.manifest.media_type,
         manifest=found.data,
-        index=data if isinstance(top, Index) else None,
+        index=fetched.data if isinstance(top, Index) else None,
         config_digest=found.manifest.config.digest,
         config=found.config_data,
         layers=_join(found, reference),
         platform=found.config.platform if found.config.platform.os else platform,
     )
-
-
-def _verify_top(data: bytes, reference: Reference, told: str | None) -> Digest:
-    """The digest of the first document: held to the reference's, or to what the registry told."""
-    what = f"manifest {reference}"
-    if reference.digest is not None:
-        check_content(data, reference.digest, what)
-        return reference.digest
-    if told is not None:
-        try:
-            digest = Digest.parse(told.strip())
-        except InvalidArgumentError:
-            raise CorruptError(f"{what}: Docker-Content-Digest {told[:100]!r} is none") from None
-        check_content(data, digest, what)
-        return digest
-    return digest_of(data)
 
 
 class _Search:
@@ -171,8 +160,7 @@ class _Search:
         if entry.size_bytes > DOCUMENT_LIMIT_BYTES:
             raise RefusedError(f"{what}: longer than {DOCUMENT_LIMIT_BYTES} bytes")
         pinned = Reference(self._reference.registry, self._reference.repository, None, entry.digest)
-        data, _, _ = await self._fetcher.manifest(pinned)
-        check_content(data, entry.digest, what, entry.size_bytes)
+        data = (await self._fetcher.manifest(pinned, entry.size_bytes)).data
         document = parse_manifest(data, entry.media_type, what)
         if isinstance(document, Index) != entry.is_index:
             raise RefusedError(f"{what}: it is not of the type that its index says")
@@ -185,8 +173,7 @@ class _Search:
         if descriptor.size_bytes > DOCUMENT_LIMIT_BYTES:
             raise RefusedError(f"{what}: longer than {DOCUMENT_LIMIT_BYTES} bytes")
         blob = BlobRef(self._reference.name, descriptor.digest, descriptor.size_bytes)
-        config_data = b"".join([chunk async for chunk in self._fetcher.stream(blob)])
-        check_content(config_data, descriptor.digest, what, descriptor.size_bytes)
+        config_data = await self._fetcher.document(blob)
         return _Found(digest, data, manifest, parse_config(config_data, what), config_data)
 
 

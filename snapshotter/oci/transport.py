@@ -7,6 +7,7 @@ read. Every wait has an end: connecting, waiting for the head, and a body that s
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -194,11 +195,15 @@ def make_tls_context(tls: TlsFiles) -> ssl.SSLContext:
     for path in tls.ca:
         context.load_verify_locations(cafile=str(path))
     for certificate, key in tls.client:
-        context.load_cert_chain(str(certificate), str(key) if key else None)
+        # An encrypted key fails; without a password given here OpenSSL would ask the terminal.
+        context.load_cert_chain(str(certificate), str(key) if key else None, password="")
     return context
 
 
+_USER_IN_URL = re.compile(r"//[^/@\s]*@")
+
+
 def _reason(error: BaseException) -> str:
-    """What a library's error says, without a URL's query (it may hold a signature)."""
+    """What a library's error says, without what may be secret in a URL (user, query)."""
     text = str(error) or type(error).__name__
-    return text.partition("?")[0][:300]
+    return _USER_IN_URL.sub("//", text.partition("?")[0])[:300]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,9 +17,8 @@ from snapshotter.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from snapshotter.oci.assembly import RegistrySettings, open_registry
-from snapshotter.oci.registry import RegistryClient
 from snapshotter.oci.transport import TransportLimits
+from tests.fakes.clients import read, registry_client, registry_with, stream
 from tests.fakes.http_server import Answer, Seen
 from tests.fakes.registry import (
     FakeRegistry,
@@ -32,74 +29,45 @@ from tests.fakes.registry import (
     is_blob,
     is_range,
 )
-from tests.fakes.skipping_clock import SkippingClock
 
 DATA = random.Random(7).randbytes(300_000)
-QUICK = TransportLimits(connect_s=2, idle_s=0.3)
-
-
-@asynccontextmanager
-async def client_for(
-    certs: Path = Path("/nonexistent"), limits: TransportLimits = QUICK
-) -> AsyncIterator[RegistryClient]:
-    settings = RegistrySettings(certs_dirs=(certs,), limits=limits)
-    client = open_registry(settings, SkippingClock())
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-@asynccontextmanager
-async def registry_with(data: bytes = DATA) -> AsyncIterator[tuple[FakeRegistry, BlobRef]]:
-    async with FakeRegistry() as registry:
-        digest = registry.add_blob("team/app", data)
-        yield registry, BlobRef(f"{registry.authority}/team/app", digest, len(data))
-
-
-async def read(client: RegistryClient, blob: BlobRef, extent: Extent) -> bytes:
-    return b"".join([chunk async for chunk in client.read(blob, extent)])
-
-
-async def stream(client: RegistryClient, blob: BlobRef) -> bytes:
-    return b"".join([chunk async for chunk in client.stream(blob)])
 
 
 @pytest.mark.parametrize(
     ("offset", "length"), [(0, 1), (1000, 5000), (299_999, 1), (0, 299_999), (0, 300_000), (5, 0)]
 )
 async def test_a_read_brings_exactly_its_extent(offset: int, length: int) -> None:
-    async with registry_with() as (_, blob), client_for() as client:
+    async with registry_with(DATA) as (_, blob), registry_client() as client:
         assert await read(client, blob, Extent(offset, length)) == DATA[offset : offset + length]
 
 
 async def test_a_stream_brings_the_whole_blob() -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         assert await stream(client, blob) == DATA
         assert [seen.method for seen in registry.seen] == ["GET"]
 
 
 async def test_an_empty_blob_is_empty() -> None:
-    async with registry_with(b"") as (_, blob), client_for() as client:
+    async with registry_with(b"") as (_, blob), registry_client() as client:
         assert await stream(client, blob) == b""
 
 
 async def test_connections_are_kept_for_the_next_read() -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         for offset in range(20):
             await read(client, blob, Extent(offset, 100))
         assert registry.connections == 1
 
 
 async def test_nobody_is_asked_for_a_head() -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         registry.inject(answer_with(403), lambda seen: seen.method == "HEAD")
         assert await read(client, blob, Extent(10, 10)) == DATA[10:20]
 
 
 @pytest.mark.parametrize("status", [200, 400, 501])
 async def test_an_origin_without_ranges_is_known_after_one_request(status: int) -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
 
         def whole(seen: Seen, answer: Answer) -> Answer:
             return Answer(status, [], DATA)
@@ -130,7 +98,7 @@ async def test_an_origin_without_ranges_is_known_after_one_request(status: int) 
     ],
 )
 async def test_a_lie_about_the_range_is_a_failed_fetch(fault: object) -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         registry.inject(fault, is_range)  # type: ignore[arg-type]
         with pytest.raises(CorruptError):
             await read(client, blob, Extent(10, 10))
@@ -139,7 +107,7 @@ async def test_a_lie_about_the_range_is_a_failed_fetch(fault: object) -> None:
 
 
 async def test_an_unknown_total_is_allowed() -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         registry.inject(header("Content-Range", "bytes 10-19/*"))
         assert await read(client, blob, Extent(10, 10)) == DATA[10:20]
 
@@ -147,7 +115,7 @@ async def test_an_unknown_total_is_allowed() -> None:
 @pytest.mark.parametrize("after", [-1, 0, 4000])
 @pytest.mark.parametrize("how", ["close", "reset"])
 async def test_a_connection_that_breaks_is_unavailability(after: int, how: str) -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         registry.inject(cut(after, how))
         with pytest.raises(UnavailableError):
             await read(client, blob, Extent(1000, 100_000))
@@ -155,14 +123,14 @@ async def test_a_connection_that_breaks_is_unavailability(after: int, how: str) 
 
 @pytest.mark.parametrize("after", [-1, 0, 4000])
 async def test_a_registry_that_hangs_runs_into_the_deadline(after: int) -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         registry.inject(cut(after, "hang"))
         with pytest.raises(DeadlineError):
             await read(client, blob, Extent(1000, 100_000))
 
 
 async def test_a_body_that_only_drips_runs_into_the_deadline() -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
 
         def drip(seen: Seen, answer: Answer) -> Answer:
             answer.drip_bytes, answer.drip_delay_s = 1, 0.05
@@ -174,14 +142,14 @@ async def test_a_body_that_only_drips_runs_into_the_deadline() -> None:
 
 
 async def test_no_connection_at_all_is_unavailability() -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         await registry.stop()
         with pytest.raises(UnavailableError):
             await read(client, blob, Extent(1000, 1000))
 
 
 async def test_a_body_of_unknown_length_is_held_to_the_extent() -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
 
         def longer(seen: Seen, answer: Answer) -> Answer:
             return Answer(answer.status, answer.headers, answer.body + b"more", chunked=True)
@@ -200,7 +168,7 @@ async def test_a_body_of_unknown_length_is_held_to_the_extent() -> None:
 
 @pytest.mark.parametrize("how", ["close", "reset", "hang"])
 async def test_a_stream_goes_on_where_its_connection_broke(how: str) -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         registry.inject(cut(100_000, how), times=2)
         assert await stream(client, blob) == DATA
         assert len(registry.seen) == 3
@@ -211,7 +179,7 @@ async def test_a_stream_goes_on_where_its_connection_broke(how: str) -> None:
 
 
 async def test_a_stream_goes_on_without_ranges_too() -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         registry.inject(cut(100_000), times=1)
         registry.inject(lambda seen, answer: Answer(200, [], DATA), is_range)
         assert await stream(client, blob) == DATA
@@ -219,7 +187,7 @@ async def test_a_stream_goes_on_without_ranges_too() -> None:
 
 
 async def test_a_stream_that_brings_too_little_is_given_up() -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         registry.inject(cut(10))
         with pytest.raises(UnavailableError):
             await stream(client, blob)
@@ -227,7 +195,7 @@ async def test_a_stream_that_brings_too_little_is_given_up() -> None:
 
 
 async def test_a_blob_of_another_length_than_promised_is_corrupt() -> None:
-    async with registry_with() as (_, blob), client_for() as client:
+    async with registry_with(DATA) as (_, blob), registry_client() as client:
         longer = BlobRef(blob.repository, blob.digest, blob.size_bytes + 1)
         with pytest.raises(CorruptError):
             await stream(client, longer)
@@ -246,7 +214,7 @@ async def test_a_blob_of_another_length_than_promised_is_corrupt() -> None:
     ],
 )
 async def test_a_refusal_becomes_the_error_of_its_kind(status: int, error: type[Exception]) -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         registry.inject(answer_with(status))
         with pytest.raises(error, match=rf"answered {status} \(TEST test\)"):
             await read(client, blob, Extent(10, 10))
@@ -255,7 +223,7 @@ async def test_a_refusal_becomes_the_error_of_its_kind(status: int, error: type[
 
 
 async def test_no_credentials_is_said_as_such() -> None:
-    async with registry_with() as (registry, blob), client_for() as client:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
         registry.inject(answer_with(401))
         with pytest.raises(UnauthorizedError):
             await read(client, blob, Extent(10, 10))
@@ -271,9 +239,9 @@ def two_hosts(directory: Path, mirror: FakeRegistry, registry: FakeRegistry) -> 
 
 
 async def test_a_mirror_is_asked_first_and_told_for_whom(tmp_path: Path) -> None:
-    async with registry_with() as (registry, blob), FakeRegistry() as mirror:
+    async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
         mirror.add_blob("team/app", DATA)
-        async with client_for(two_hosts(tmp_path, mirror, registry)) as client:
+        async with registry_client(certs=two_hosts(tmp_path, mirror, registry)) as client:
             assert await read(client, blob, Extent(10, 10)) == DATA[10:20]
         assert [seen.query for seen in mirror.seen] == [{"ns": registry.authority}]
         assert registry.seen == []
@@ -293,28 +261,28 @@ async def test_a_mirror_is_asked_first_and_told_for_whom(tmp_path: Path) -> None
     ],
 )
 async def test_the_registry_is_asked_when_the_mirror_fails(tmp_path: Path, fault: object) -> None:
-    async with registry_with() as (registry, blob), FakeRegistry() as mirror:
+    async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
         mirror.add_blob("team/app", DATA)
         mirror.inject(fault)  # type: ignore[arg-type]
-        async with client_for(two_hosts(tmp_path, mirror, registry)) as client:
+        async with registry_client(certs=two_hosts(tmp_path, mirror, registry)) as client:
             assert await read(client, blob, Extent(10, 10)) == DATA[10:20]
         assert [seen.query for seen in registry.seen] == [{}]
 
 
 async def test_the_registry_s_own_answer_is_the_one_that_counts(tmp_path: Path) -> None:
-    async with registry_with() as (registry, blob), FakeRegistry() as mirror:
+    async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
         registry.inject(answer_with(404))
         mirror.inject(answer_with(502))
-        async with client_for(two_hosts(tmp_path, mirror, registry)) as client:
+        async with registry_client(certs=two_hosts(tmp_path, mirror, registry)) as client:
             with pytest.raises(NotFoundError, match=r"404.*before that.*502"):
                 await read(client, blob, Extent(10, 10))
 
 
 async def test_a_host_whose_bytes_were_wrong_is_asked_last(tmp_path: Path) -> None:
-    async with registry_with() as (registry, blob), FakeRegistry() as mirror:
+    async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
         mirror.add_blob("team/app", DATA)
         mirror.inject(flip(), is_blob)
-        async with client_for(two_hosts(tmp_path, mirror, registry)) as client:
+        async with registry_client(certs=two_hosts(tmp_path, mirror, registry)) as client:
             assert await read(client, blob, Extent(10, 10)) != DATA[10:20]
             client.suspect(blob)
             assert await read(client, blob, Extent(10, 10)) == DATA[10:20]
@@ -324,7 +292,7 @@ async def test_a_host_whose_bytes_were_wrong_is_asked_last(tmp_path: Path) -> No
 
 async def test_many_reads_at_once_share_bounded_connections() -> None:
     limits = TransportLimits(connect_s=2, idle_s=5, connections_per_host=4)
-    async with registry_with() as (registry, blob), client_for(limits=limits) as client:
+    async with registry_with(DATA) as (registry, blob), registry_client(limits=limits) as client:
         extents = [Extent(offset * 1000, 1000) for offset in range(200)]
         found = await asyncio.gather(*(read(client, blob, extent) for extent in extents))
         assert b"".join(found) == DATA[:200_000]
@@ -333,7 +301,7 @@ async def test_many_reads_at_once_share_bounded_connections() -> None:
 
 async def test_a_cancelled_read_gives_its_connection_up() -> None:
     limits = TransportLimits(connect_s=2, idle_s=5, connections_per_host=1)
-    async with registry_with() as (registry, blob), client_for(limits=limits) as client:
+    async with registry_with(DATA) as (registry, blob), registry_client(limits=limits) as client:
         registry.inject(cut(10, "hang"), times=1)
         task = asyncio.create_task(read(client, blob, Extent(0, 1000)))
         await registry.until_asked(1)

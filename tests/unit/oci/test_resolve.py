@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from snapshotter.errors import (
     RefusedError,
     UnavailableError,
 )
-from snapshotter.oci.assembly import RegistrySettings, open_registry
 from snapshotter.oci.documents import (
     DOCKER_CONFIG,
     DOCKER_LIST,
@@ -31,6 +29,7 @@ from snapshotter.oci.reference import parse_reference
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.oci.resolver import ResolvedImage
 from snapshotter.oci.transport import TransportLimits
+from tests.fakes.clients import registry_client
 from tests.fakes.images import (
     OCI_LAYER,
     config_of,
@@ -41,7 +40,6 @@ from tests.fakes.images import (
     push_image,
 )
 from tests.fakes.registry import FakeRegistry, flip, header, is_blob, is_manifest, sha256
-from tests.fakes.skipping_clock import SkippingClock
 
 AMD64 = Platform("linux", "amd64")
 ARM_V7 = Platform.parse("linux/arm/v7")
@@ -50,13 +48,9 @@ LAYERS = [b"layer one" * 100, b"layer two" * 200]
 
 @asynccontextmanager
 async def stage() -> AsyncIterator[tuple[FakeRegistry, RegistryClient]]:
-    async with FakeRegistry() as registry:
-        settings = RegistrySettings((Path("/nonexistent"),), limits=TransportLimits(idle_s=1))
-        client = open_registry(settings, SkippingClock())
-        try:
-            yield registry, client
-        finally:
-            await client.close()
+    limits = TransportLimits(idle_s=1)
+    async with FakeRegistry() as registry, registry_client(limits=limits) as client:
+        yield registry, client
 
 
 async def resolve(

@@ -1,0 +1,98 @@
+"""Runs the small programs that know credentials, with every bound that such a guest needs.
+
+Each gets a time limit and an output limit, runs in a session of its own and is killed with all
+its children when it exceeds one. Its output may be secret: it is never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from snapshotter.errors import DeadlineError, UnavailableError
+
+_OUTPUT_LIMIT_BYTES = 1024 * 1024
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a program ended. ``error`` is the end of its stderr, for a message."""
+
+    status: int
+    output: bytes = field(repr=False)
+    error: str
+
+
+class ProgramRunner:
+    """Runs programs, a few at once."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(os.environ if environment is None else environment)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def run(
+        self,
+        command: Sequence[str],
+        stdin: bytes,
+        *,
+        timeout_s: float,
+        extra_environment: Mapping[str, str] | None = None,
+    ) -> Finished:
+        """Run to the end. UnavailableError if it can't be started or says too much,
+        DeadlineError if it takes longer than ``timeout_s``."""
+        name = os.path.basename(command[0])  # noqa: PTH119
+        async with self._slots:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env={**self._environment, **(extra_environment or {})},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise UnavailableError(f"program {name}: {error.strerror or error}") from error
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await _converse(process, stdin, name)
+            except TimeoutError:
+                raise DeadlineError(f"program {name}: not done after {timeout_s:g} s") from None
+            finally:
+                await _end(process)
+
+
+async def _converse(process: asyncio.subprocess.Process, stdin: bytes, name: str) -> Finished:
+    assert process.stdin and process.stdout and process.stderr
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(stdin)
+        await process.stdin.drain()
+    process.stdin.close()
+    output, error = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+    if output is None or error is None:
+        raise UnavailableError(f"program {name}: more than {_OUTPUT_LIMIT_BYTES} bytes of output")
+    status = await process.wait()
+    return Finished(status, output, error.decode("utf-8", "replace").strip()[-300:])
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes | None:
+    """All of it; None as soon as it is too much."""
+    data = b""
+    while chunk := await stream.read(64 * 1024):
+        data += chunk
+        if len(data) > _OUTPUT_LIMIT_BYTES:
+            return None
+    return data
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill what is left of it, its children included, and reap it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.shield(process.wait())

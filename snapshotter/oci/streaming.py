@@ -1,0 +1,100 @@
+"""A whole blob as one stream of exactly its length, over as many connections as it takes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from snapshotter.clock import Clock
+from snapshotter.content import BlobRef, Extent
+from snapshotter.errors import BusyError, CorruptError, RangeUnsupportedError, UnavailableError
+from snapshotter.oci.exchange import Response
+
+_RESUMES = 5
+_RESUME_PROGRESS_BYTES = 1024 * 1024
+_RESUME_DELAY_S = 0.25
+_LONGEST_PAUSE_S = 60.0
+
+
+class BlobOpener(Protocol):
+    """Opens a blob, or (``extent`` given) a range of it, and checks the answer's head."""
+
+    async def open_blob(self, blob: BlobRef, extent: Extent | None) -> Response: ...
+
+
+class BlobStream:
+    """One reading of a blob. A body that breaks is taken up where it broke."""
+
+    def __init__(self, opener: BlobOpener, blob: BlobRef, clock: Clock) -> None:
+        self._opener = opener
+        self._blob = blob
+        self._clock = clock
+        self._offset = 0
+        self._failures = 0
+        self._progress_mark = 0
+
+    async def run(self) -> AsyncGenerator[bytes, None]:
+        """The bytes; ends after exactly ``size_bytes`` or raises."""
+        while True:
+            try:
+                response, skip = await self._continue()
+                length = self._blob.size_bytes - self._offset + skip
+                async with aclosing(exactly(response, length, name_of(self._blob))) as chunks:
+                    async for chunk in chunks:
+                        fresh = chunk[skip:]
+                        skip -= len(chunk) - len(fresh)
+                        self._offset += len(fresh)
+                        if fresh:
+                            yield fresh
+                return
+            except UnavailableError as error:
+                if 0 < self._offset == self._blob.size_bytes:
+                    return
+                await self._pause(error)
+
+    async def _continue(self) -> tuple[Response, int]:
+        """The next answer, and how many of its first bytes are known already."""
+        if self._offset == 0:
+            return await self._opener.open_blob(self._blob, None), 0
+        rest = Extent(self._offset, self._blob.size_bytes - self._offset)
+        try:
+            return await self._opener.open_blob(self._blob, rest), 0
+        except RangeUnsupportedError:
+            return await self._opener.open_blob(self._blob, None), self._offset
+
+    async def _pause(self, error: UnavailableError) -> None:
+        """Wait before the next try, or raise ``error`` if too many brought too little.
+
+        Only a body that broke is taken up again; the first answer's refusal is the caller's.
+        """
+        if self._offset - self._progress_mark >= _RESUME_PROGRESS_BYTES:
+            self._failures = 0
+            self._progress_mark = self._offset
+        self._failures += 1
+        told_s = error.retry_after_s if isinstance(error, BusyError) else None
+        if self._offset == 0 or self._failures > _RESUMES or (told_s or 0) > _LONGEST_PAUSE_S:
+            raise error
+        delay_s = _RESUME_DELAY_S * 2 ** (self._failures - 1) * random.uniform(0.5, 1.5)
+        await self._clock.sleep(max(delay_s, told_s or 0))
+
+
+async def exactly(response: Response, length_bytes: int, what: str) -> AsyncGenerator[bytes, None]:
+    """The body, held to ``length_bytes``. CorruptError if more comes, UnavailableError if less."""
+    left = length_bytes
+    try:
+        async for chunk in response.chunks():
+            left -= len(chunk)
+            if left < 0:
+                raise CorruptError(f"{what}: more bytes came than were asked for")
+            yield chunk
+        if left > 0:
+            raise UnavailableError(f"{what}: the body ended {left} bytes too early")
+    finally:
+        await response.close()
+
+
+def name_of(blob: BlobRef) -> str:
+    """The blob as messages name it."""
+    return f"blob {blob.repository}@{blob.digest}"
