@@ -61,7 +61,9 @@ def parse_docker_config(data: bytes, path: Path) -> DockerConfig:
 def _table(document: Any, key: str, path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: not a JSON object")
-    value = document.get(key) or {}
+    value = document.get(key)
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: {key!r} is not an object")
     return value

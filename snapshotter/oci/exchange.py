@@ -82,7 +82,10 @@ def origin_of(url: str) -> tuple[str, str, int]:
 
 def without_query(url: str) -> str:
     """The URL as it may stand in a message: signatures and users left out."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "a malformed URL"
     authority = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, authority, parts.path, "", ""))
 

@@ -152,7 +152,7 @@ def _host(url: str, table: Any, path: Path, registry: str, is_server: bool) -> H
 
 def _split(url: str, where: str) -> SplitResult:
     try:
-        parts = urlsplit(url if url.startswith("http") else f"https://{url}")
+        parts = urlsplit(url if "://" in url else f"https://{url}")
         parts.port  # noqa: B018  raises ValueError if it is not a number
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None

@@ -72,7 +72,7 @@ def parse_provider_config(data: bytes, path: Path) -> list[Provider]:
         raise ConfigError(f"{path}: neither YAML nor JSON ({str(error)[:120]})") from None
     if not isinstance(document, dict) or document.get("kind") != "CredentialProviderConfig":
         raise ConfigError(f"{path}: not of the kind CredentialProviderConfig")
-    entries = document.get("providers") or []
+    entries = document.get("providers", [])
     if not isinstance(entries, list):
         raise ConfigError(f"{path}: 'providers' is not a list")
     providers = []

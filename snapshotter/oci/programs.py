@@ -17,6 +17,7 @@ from snapshotter.errors import DeadlineError, UnavailableError
 
 _OUTPUT_LIMIT_BYTES = 1024 * 1024
 _AT_ONCE = 4
+_REAP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,17 @@ class ProgramRunner:
                 raise UnavailableError(f"program {name}: {error.strerror or error}") from error
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await _converse(process, stdin, name)
+                    finished = await _converse(process, stdin, name)
+            except UnavailableError as error:
+                await _kill(process)
+                raise UnavailableError(f"program {name}: {error}") from None
             except TimeoutError:
+                await _kill(process)
                 raise DeadlineError(f"program {name}: not done after {timeout_s:g} s") from None
-            finally:
-                await _end(process)
+            except BaseException:
+                await asyncio.shield(_kill(process))
+                raise
+            return finished
 
 
 async def _converse(process: asyncio.subprocess.Process, stdin: bytes, name: str) -> Finished:
@@ -74,25 +81,28 @@ async def _converse(process: asyncio.subprocess.Process, stdin: bytes, name: str
         await process.stdin.drain()
     process.stdin.close()
     output, error = await asyncio.gather(_read(process.stdout), _read(process.stderr))
-    if output is None or error is None:
-        raise UnavailableError(f"program {name}: more than {_OUTPUT_LIMIT_BYTES} bytes of output")
     status = await process.wait()
     return Finished(status, output, error.decode("utf-8", "replace").strip()[-300:])
 
 
-async def _read(stream: asyncio.StreamReader) -> bytes | None:
-    """All of it; None as soon as it is too much."""
+async def _read(stream: asyncio.StreamReader) -> bytes:
+    """All of it; UnavailableError as soon as it is too much."""
     data = b""
     while chunk := await stream.read(64 * 1024):
         data += chunk
         if len(data) > _OUTPUT_LIMIT_BYTES:
-            return None
+            raise UnavailableError(f"more than {_OUTPUT_LIMIT_BYTES} bytes of output")
     return data
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill what is left of it, its children included, and reap it."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.shield(process.wait())
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill it with its children, empty its pipes (an end is noticed only then), and reap it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.stdout and process.stderr
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_REAP_S):
+            for stream in (process.stdout, process.stderr):
+                while await stream.read(64 * 1024):
+                    pass
+            await process.wait()

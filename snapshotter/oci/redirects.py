@@ -100,8 +100,8 @@ def _target(request: Request, location: str | None) -> str:
     where = f"redirect from {without_query(request.url)}"
     if not location or len(location) > _URL_LIMIT_BYTES:
         raise UnavailableError(f"{where}: no usable Location")
-    url = quote(urljoin(request.url, location.strip()), safe="%/:=&?~#+!$,;'@()*[]")
     try:
+        url = quote(urljoin(request.url, location.strip()), safe="%/:=&?~#+!$,;'@()*[]")
         parts = urlsplit(url)
         parts.port  # noqa: B018  raises ValueError if it is not a number
     except ValueError:

@@ -182,6 +182,7 @@ async def test_the_rules_of_ranges_hold_behind_a_redirect(
         "http://user:word@example.com/x",
         "http://",
         "http://host:port/",
+        "http://[::1",
         "file:///etc/passwd",
         "http://h/" + "x" * 20_000,
     ],

@@ -1,0 +1,82 @@
+"""A certificate authority for tests: servers on 127.0.0.1, and clients."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+class Authority:
+    """Writes its files into ``folder``; ``path`` is its own certificate."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name("test authority")
+        self._certificate = self._sign(self._name, self._key, None)
+        self.path = folder / "authority.pem"
+        self.path.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
+
+    def _sign(
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        alternative: x509.SubjectAlternativeName | None,
+    ) -> x509.Certificate:
+        now = datetime.now(UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=30))
+            .add_extension(x509.BasicConstraints(alternative is None, None), critical=True)
+        )
+        if alternative is not None:
+            builder = builder.add_extension(alternative, critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        """A certificate for 127.0.0.1 and localhost, and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [
+            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            x509.DNSName("localhost"),
+        ]
+        certificate = self._sign(_name(name), key, x509.SubjectAlternativeName(names))
+        paths = self._folder / f"{name}.cert.pem", self._folder / f"{name}.key.pem"
+        paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        paths[1].write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return paths
+
+    def client(self, name: str) -> tuple[Path, Path]:
+        """A client's certificate and key."""
+        return self.issue(name)
+
+    def server_context(self, *, want_client: bool = False) -> ssl.SSLContext:
+        """What a server needs; with ``want_client`` it lets only this authority's clients in."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self.issue("server"))
+        if want_client:
+            context.load_verify_locations(self.path)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
