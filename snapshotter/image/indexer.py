@@ -38,6 +38,7 @@ Sink = Callable[[int, memoryview], None]
 
 _BLOCK_BYTES = 1024 * 1024
 _MAX_BLOCKS = 4
+_PIECE_BYTES = 64 * 1024
 _MIN_SPACING_BYTES = 4096
 _CHUNK_SIZES = tuple(1 << power for power in range(12, 21))  # each divides a block
 _INLINE_BYTES = 16 * 1024
@@ -107,7 +108,7 @@ class LayerIndexer:
         self._plain_hash = hashlib.new(diff_id.algorithm if diff_id else "sha256")
         self._compression = Compression.PLAIN
         self._stream: PlainStream | None = None
-        self._prefix = b""
+        self._held = bytearray()
         self._ends: list[int] = []
         self._chunk_digests = bytearray()
         self._last_point = 0
@@ -142,7 +143,7 @@ class LayerIndexer:
             hashing = self._worker.submit(self._blob_hash.update, view)
         try:
             if self.fault is None:
-                self._decode(view)
+                self._regroup(view)
         except RefusedError as fault:
             self.fault = self.fault or fault
         finally:
@@ -179,12 +180,25 @@ class LayerIndexer:
 
     # The caller's thread: decoding.
 
+    def _regroup(self, data: memoryview) -> None:
+        """Decode in pieces that lie at fixed offsets, so that an index is a function of its blob.
+
+        Where a chunk is said to end depends a little on where the decoder's input was cut.
+        """
+        while data:
+            if not self._held and len(data) >= _PIECE_BYTES:
+                self._decode(data[:_PIECE_BYTES])
+                data = data[_PIECE_BYTES:]
+                continue
+            count = _PIECE_BYTES - len(self._held)
+            self._held += data[:count]
+            data = data[count:]
+            if len(self._held) == _PIECE_BYTES:
+                held, self._held = self._held, bytearray()
+                self._decode(memoryview(held))
+
     def _decode(self, data: memoryview) -> None:
         if self._stream is None:
-            self._prefix += bytes(data)
-            if len(self._prefix) < DETECT_BYTES and self.received_bytes < self.blob_bytes:
-                return
-            data, self._prefix = memoryview(self._prefix), b""
             self._stream = self._open_stream(bytes(data[:DETECT_BYTES]))
             self._add_point(RestartPoint(0, 0))
         stream = self._stream
@@ -298,7 +312,7 @@ class LayerIndexer:
     def _finish_stream(self) -> None:
         try:
             if self.fault is None:
-                self._decode(memoryview(b""))
+                self._decode(memoryview(self._held))
                 assert self._stream is not None  # the whole blob is here, so it was detected
                 self._stream.finish()
                 if self._filled:
