@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ioengine.inflate import LOOKAHEAD_BYTES
@@ -137,11 +137,20 @@ class Decoder:
     def feed(self, data: bytes | bytearray | memoryview) -> list[tuple[int, bytes]]:
         """Give the compressed bytes at ``in_offset``: the chunks that are now whole.
 
+        As ``chunks``, which a caller should prefer whose memory matters: layers of zeros come out
+        a thousand times as long as they went in.
+        """
+        return list(self.chunks(data))
+
+    def chunks(self, data: bytes | bytearray | memoryview) -> Iterator[tuple[int, bytes]]:
+        """Give the compressed bytes at ``in_offset``: each chunk as soon as it is whole.
+
+        ``data`` must stay as it is until the iterator ends, and no iterator may be left half-way.
         Bytes behind what the span needs are left alone (``in_offset`` tells). Raises CorruptError
         if the bytes cannot be this layer's.
         """
         try:
-            return self._feed(memoryview(data))
+            yield from self._chunks(memoryview(data))
         except RefusedError as error:
             self.failed = True
             raise CorruptError(
@@ -162,8 +171,7 @@ class Decoder:
             )
         self.span = replace(span, in_offset=self.in_offset, first_chunk=self.next_chunk)
 
-    def _feed(self, data: memoryview) -> list[tuple[int, bytes]]:
-        chunks: list[tuple[int, bytes]] = []
+    def _chunks(self, data: memoryview) -> Iterator[tuple[int, bytes]]:
         stream, size = self._stream, self.index.chunk_bytes
         while not self.done:
             number, filled = divmod(stream.out_offset, size)
@@ -173,14 +181,13 @@ class Decoder:
             if filled + produced < length:
                 break
             if number == self.next_chunk:  # else it is the tail of one that began before
-                chunks.append((number, bytes(memoryview(self._chunk)[:length])))
                 self.next_chunk += 1
+                yield number, bytes(memoryview(self._chunk)[:length])
         if not self.done and stream.in_offset >= self.span.in_end:
             raise RefusedError(
                 f"chunk {self.next_chunk} should be complete at compressed byte "
                 f"{self.span.in_end} and is not"
             )
-        return chunks
 
 
 def _stream_at(index: LayerIndex, span: Span) -> PlainStream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,57 @@ def test_the_pool_is_bounded_by_number_and_by_memory(tmp_path: Path) -> None:
         assert 1 <= len(pool) <= 2
         pool.discard(index.layer)
         assert len(pool) == 0
+
+
+def test_chunks_come_out_one_by_one(tmp_path: Path) -> None:
+    zeros = bytes(4 << 20)
+    for blob in (member(zeros), frame(zeros)):
+        index = index_of(blob, zeros, tmp_path)
+        (span,) = plan(index, range(index.chunk_count))
+        decoder = Decoder(index, span)
+        numbers = []
+        for number, chunk in decoder.chunks(blob):
+            assert chunk == bytes(index.chunk_bytes)
+            assert decoder.next_chunk == number + 1
+            numbers.append(number)
+        assert numbers == list(range(index.chunk_count))
+
+
+def test_right_chunks_before_the_wrong_byte_still_come_out(tmp_path: Path) -> None:
+    blob = members(PLAIN, 70_000)
+    index = index_of(blob, PLAIN, tmp_path)
+    (span,) = plan(index, range(index.chunk_count))
+    broken = bytearray(blob)
+    broken[len(blob) // 2] ^= 255
+    decoder = Decoder(index, span)
+    right = 0
+    with pytest.raises(CorruptError):
+        for number, chunk in decoder.chunks(broken):
+            right += blake3(chunk).digest() == index.chunk_digest(number)
+    assert decoder.failed
+    assert right >= index.chunk_count // 3
+
+
+def test_a_pool_serves_many_threads(tmp_path: Path) -> None:
+    blob = member(PLAIN, memory_level=1)
+    index = index_of(blob, PLAIN, tmp_path)
+    pool = DecoderPool(max_decoders=3)
+
+    def read_some(seed: int) -> int:
+        chance = random.Random(seed)
+        read = 0
+        for _ in range(60):
+            number = chance.randrange(index.chunk_count)
+            (span,) = plan(index, [number])
+            decoder = pool.take(index, span)
+            chunks = dict(decoder.feed(blob[decoder.span.in_offset : decoder.span.in_end]))
+            pool.give(decoder)
+            read += chunks[number] == chunk_of(index, number)
+        return read
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(read_some, range(4))) == [60] * 4
+    assert len(pool) <= 3
 
 
 def test_a_failed_or_finished_decoder_is_not_kept(tmp_path: Path) -> None:
