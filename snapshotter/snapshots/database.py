@@ -11,6 +11,7 @@ Several modules keep their tables here; each brings a SchemaPiece. This module k
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import sqlite3
@@ -168,7 +169,8 @@ class Database:
                 for write in group:  # one of them brought all down: each by itself
                     self._commit([write])
             for write in group:
-                write.loop.call_soon_threadsafe(_deliver, write)
+                with contextlib.suppress(RuntimeError):  # the loop is gone, nobody waits
+                    write.loop.call_soon_threadsafe(_deliver, write)
             if stop:
                 return
 

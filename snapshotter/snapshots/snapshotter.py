@@ -47,6 +47,7 @@ class SnapshotterConfig:
     mounts_wait_s: float = 110.0
     claim_wait_s: float = 8.0
     release_wait_s: float = 1.0
+    close_wait_s: float = 10.0
     overlay_options: tuple[str, ...] | None = None
 
 
@@ -83,8 +84,11 @@ class Snapshotter:
     async def close(self) -> None:
         """Finish what has begun, stop what can go on later. Closing twice does nothing."""
         self._storage.stop()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=self._config.close_wait_s)
+            for task in late:
+                _log.warning("stopping without waiting for %s", task.get_coro())
+                task.cancel()
         self._storage.close()
 
     async def prepare(

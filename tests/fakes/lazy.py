@@ -29,14 +29,15 @@ class FakeLazyLayers:
         self.ready = True
         self.claim_error: Exception | None = None
         self.release_error: Exception | None = None
+        self.claimed = asyncio.Event()
         self.claim_gate = asyncio.Event()
         self.claim_gate.set()
         self.release_gate = asyncio.Event()
         self.release_gate.set()
-        self.owner: tuple[int, int] | None = None
 
     async def claim(self, claim: LayerClaim) -> LazyLayer | None:
         self.claims.append(claim)
+        self.claimed.set()
         await self.claim_gate.wait()
         if self.claim_error is not None:
             raise self.claim_error
