@@ -28,7 +28,9 @@ class WatchedDatabase(Database):
         self.statements = 0
         self.scans: list[str] = []
 
-    async def write(self, work: Work[object], *, frees_space: bool = False) -> object:  # type: ignore[override]
+    async def write(  # type: ignore[override]
+        self, work: Work[object], *, frees_space: bool = False
+    ) -> object:
         return await super().write(lambda c: self._watch(c, work), frees_space=frees_space)
 
     async def read(self, work: Work[object]) -> object:  # type: ignore[override]

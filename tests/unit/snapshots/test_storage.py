@@ -115,7 +115,9 @@ class FullDatabase(Database):
 
     full = True
 
-    async def write(self, work: Work[object], *, frees_space: bool = False) -> object:  # type: ignore[override]
+    async def write(  # type: ignore[override]
+        self, work: Work[object], *, frees_space: bool = False
+    ) -> object:
         if self.full:
             raise NoSpaceError("no room on the file system")
         return await super().write(work, frees_space=frees_space)

@@ -1,0 +1,232 @@
+"""What must hold with a real containerd, 1.6 and 2.x: Ember as a complete overlay snapshotter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from bench.bed.bed import Bed
+from bench.bed.containerd import Containerd
+from bench.bed.image import Image
+from bench.bed.link import Shape
+from bench.bed.process import BedError, Server, run
+from bench.bed.tiny import tiny_image
+from tests.treecheck import compare, walk
+
+pytestmark = [pytest.mark.root, pytest.mark.containerd]
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = 20
+T = TypeVar("T")
+
+
+class Snapshots:
+    """The snapshotter alone on its socket, without a registry: every layer is plain."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "ember"
+        self.socket = directory / "ember.sock"
+        self.root.mkdir()
+        self._log = directory / "ember.log"
+        self._server: Server | None = None
+
+    def start(self) -> None:
+        self._log.write_bytes(b"")
+        self._server = Server(
+            "snapshots",
+            [
+                sys.executable,
+                "-B",
+                "-m",
+                "tests.conformance.snapshots.serve",
+                str(self.root),
+                str(self.socket),
+            ],
+            log=self._log,
+            cwd=ROOT,
+        )
+        self._server.wait_until(lambda: b"ready\n" in self._log.read_bytes())
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+
+    def kill(self) -> None:
+        if self._server is not None:
+            self._server.kill()
+
+    def directories(self) -> list[str]:
+        return sorted(path.name for path in (self.root / "snapshots").iterdir())
+
+    def trash(self) -> list[str]:
+        return [path.name for path in (self.root / "trash").iterdir()]
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    return tiny_image(tmp_path_factory.mktemp("image"), layers=4)
+
+
+@pytest.fixture
+def bed(tmp_path: Path, image: Image) -> Iterator[Bed]:
+    with Bed(Shape(0), cache=tmp_path) as made:
+        image.push(made.registry)
+        yield made
+
+
+@pytest.fixture
+def snapshots(bed: Bed) -> Iterator[Snapshots]:
+    made = Snapshots(bed.directory)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(params=[1, 2])
+def containerd(bed: Bed, snapshots: Snapshots, request: pytest.FixtureRequest) -> Containerd:
+    major: int = request.param
+    return bed.containerd(major, ember_socket=snapshots.socket, ember_root=snapshots.root)
+
+
+def await_that(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def once_connected(act: Callable[[], T]) -> T:
+    """After a restart of the snapshotter containerd dials again in its own time."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return act()
+        except BedError as error:
+            if "connection error" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def listed(containerd: Containerd) -> list[str]:
+    """What containerd lists of its namespace."""
+    words = ["snapshots", "--snapshotter", "ember", "ls"]
+    return once_connected(lambda: containerd.ctr(*words).splitlines())
+
+
+def shown(
+    containerd: Containerd, image: Image, snapshotter: str, place: Path
+) -> dict[object, object]:
+    """The whole tree of an image as a snapshotter shows it."""
+    place.mkdir()
+    words = ["images", "mount", "--snapshotter", snapshotter, image.reference, str(place)]
+    containerd.ctr(*words)
+    try:
+        return dict(walk(place))
+    finally:
+        run(["umount", place])
+
+
+def test_a_container_starts_and_its_tree_is_that_of_overlayfs(
+    containerd: Containerd, image: Image, tmp_path: Path
+) -> None:
+    containerd.pull(image.reference, "ember")
+    assert containerd.start_container(image.reference, snapshotter="ember").output == "ready\n"
+    containerd.pull(image.reference, "overlayfs")
+    expected = shown(containerd, image, "overlayfs", tmp_path / "overlayfs")
+    actual = shown(containerd, image, "ember", tmp_path / "ember")
+    assert len(actual) > 5
+    assert compare(expected, actual) == []
+
+
+def test_removing_the_image_frees_the_disk_through_containerds_collection(
+    containerd: Containerd, image: Image, snapshots: Snapshots
+) -> None:
+    containerd.pull(image.reference, "ember")
+    assert len(snapshots.directories()) == len(image.layers)
+    usage = containerd.ctr("snapshots", "--snapshotter", "ember", "usage").splitlines()
+    assert len(usage) == len(image.layers) + 1
+    containerd.remove_image(image.reference)
+    await_that(lambda: snapshots.directories() == [], "layers stay")
+    await_that(lambda: snapshots.trash() == [], "the trash is not emptied")
+
+
+def test_a_running_container_and_its_files_outlive_kill_9_of_the_snapshotter(
+    containerd: Containerd, image: Image, snapshots: Snapshots
+) -> None:
+    containerd.pull(image.reference, "ember")
+    before = listed(containerd)
+
+    def restart() -> None:
+        snapshots.kill()
+        snapshots.start()
+
+    started = containerd.start_container(image.reference, snapshotter="ember", when_ready=restart)
+    assert started.output == "ready\n"
+    await_that(lambda: listed(containerd) == before, "the container's snapshot stays")
+    assert containerd.start_container(image.reference, snapshotter="ember").output == "ready\n"
+
+
+def test_containerd_that_is_killed_finds_all_again(
+    containerd: Containerd, image: Image, snapshots: Snapshots
+) -> None:
+    containerd.pull(image.reference, "ember")
+    containerd.kill()
+    containerd.start()
+    assert containerd.start_container(image.reference, snapshotter="ember").output == "ready\n"
+    containerd.remove_image(image.reference)
+    await_that(lambda: snapshots.directories() == [], "layers stay")
+
+
+def test_twenty_clients_pull_at_once(
+    containerd: Containerd, image: Image, snapshots: Snapshots
+) -> None:
+    words = ["images", "pull", "--snapshotter", "ember"]
+    words += ["--plain-http"] if containerd.major == 2 else []
+    clients = [
+        subprocess.Popen(
+            containerd.command(*words, image.reference),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(CLIENTS)
+    ]
+    faults = [client.communicate(timeout=120)[1] for client in clients]
+    assert [fault for client, fault in zip(clients, faults, strict=True) if client.returncode] == []
+    committed = [line for line in listed(containerd) if "Committed" in line]
+    assert len(committed) == len(image.layers)
+    assert containerd.start_container(image.reference, snapshotter="ember").output == "ready\n"
+    containerd.remove_image(image.reference)
+    await_that(lambda: snapshots.directories() == [], "layers stay")
+
+
+def test_a_second_namespace_shares_the_layers_where_containerd_asks(
+    containerd: Containerd, image: Image, snapshots: Snapshots
+) -> None:
+    containerd.pull(image.reference, "ember")
+    first = containerd.namespace
+    containerd.namespace = f"{first}-other"
+    try:
+        containerd.pull(image.reference, "ember")
+        # ctr 1.6 unpacks without the label that says which layer it is.
+        copies = 2 if containerd.major == 1 else 1
+        assert len(snapshots.directories()) == len(image.layers) * copies
+        containerd.remove_image(image.reference)
+    finally:
+        containerd.namespace = first
+    assert containerd.start_container(image.reference, snapshotter="ember").output == "ready\n"
+
+
+def test_a_pull_that_was_cut_off_succeeds_when_tried_again(
+    containerd: Containerd, image: Image, snapshots: Snapshots
+) -> None:
+    snapshots.stop()
+    with pytest.raises(BedError):
+        containerd.pull(image.reference, "ember")
+    snapshots.start()
+    once_connected(lambda: containerd.pull(image.reference, "ember"))
+    assert containerd.start_container(image.reference, snapshotter="ember").output == "ready\n"
