@@ -62,10 +62,11 @@ class Directories:
         with self._lock:
             self._making.discard(snapshot_id)
 
-    def make(self, snapshot_id: int, kind: Kind) -> None:
+    def make(self, snapshot_id: int, kind: Kind, owner_of: int | None = None) -> None:
         """Make the directory of an active snapshot or a view, or an empty one for a lazy layer.
 
-        Modes do not depend on the umask: what is mounted starts as 0755, as from containerd.
+        Modes do not depend on the umask: what is mounted starts as 0755, as from containerd, and
+        has the owner that the root of ``owner_of`` has.
         """
         base = self.path(snapshot_id)
         base.mkdir(mode=0o700, exist_ok=True)
@@ -73,6 +74,8 @@ class Directories:
             _make(base / "fs", 0o755)
         if kind is Kind.ACTIVE:
             _make(base / "work", 0o711)
+        if owner_of is not None:
+            self.copy_owner(owner_of, snapshot_id)
 
     def copy_owner(self, parent_id: int, snapshot_id: int) -> None:
         """Give the root of a new snapshot the owner that its parent's root has."""

@@ -48,6 +48,7 @@ class SnapshotterConfig:
     claim_wait_s: float = 8.0
     release_wait_s: float = 1.0
     close_wait_s: float = 10.0
+    trash_delay_s: float = 0.5
     overlay_options: tuple[str, ...] | None = None
 
 
@@ -68,9 +69,10 @@ class Snapshotter:
         self._clock = clock or SystemClock()
         options = self._config.overlay_options
         self._options = overlay.kernel_options() if options is None else options
-        self._storage = Storage(root)
+        self._storage = Storage(root, self._config.trash_delay_s)
         self._claims = Claims(lazy, self._config.claim_wait_s)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._removals: set[asyncio.Task[None]] = set()
         self.damaged: tuple[str, ...] = ()
         """Committed snapshots whose directory was missing at start (after a power loss)."""
 
@@ -115,7 +117,7 @@ class Snapshotter:
 
     async def mounts(self, key: str) -> tuple[Mount, ...]:
         """The mounts of an active snapshot or view; waits until lazy layers below are readable."""
-        record, below = await self._db.read(lambda c: _with_chain(c, key))
+        record, below = self._db.look(lambda c: _with_chain(c, key))
         stack = self._stack(below)
         if _has_lazy(stack):
             await self._lazy.mount(stack, self._config.mounts_wait_s)
@@ -151,7 +153,7 @@ class Snapshotter:
 
     async def stat(self, key: str) -> Info:
         """What is known of a snapshot of any kind."""
-        return (await self._db.read(lambda c: records.get(c, key))).info
+        return self._db.look(lambda c: records.get(c, key)).info
 
     async def update(self, name: str, labels: Mapping[str, str], paths: Sequence[str]) -> Info:
         """Change labels by a field mask (none: all labels); returns the new state."""
@@ -168,7 +170,7 @@ class Snapshotter:
 
     async def usage(self, key: str) -> Usage:
         """What the snapshot alone takes; of a view, which has nothing of its own, nothing."""
-        record = await self._db.read(lambda c: records.get(c, key))
+        record = self._db.look(lambda c: records.get(c, key))
         if record.layer is not None:
             return await self._lazy.usage(self._entry(_chain_row(record)))
         if record.info.kind is Kind.VIEW:
@@ -182,6 +184,8 @@ class Snapshotter:
 
     async def cleanup(self) -> None:
         """Throw directories without a row away; safe beside anything else that is going on."""
+        if self._removals:
+            await asyncio.wait(self._removals, timeout=self._config.release_wait_s)
         listed = await self._storage.present()
         rows = await self._db.read(records.all_ids)
         await self._storage.discard_orphans(listed, {snapshot_id for snapshot_id, _, _ in rows})
@@ -204,7 +208,7 @@ class Snapshotter:
             return here, records.chain(connection, parent_id)
 
         metastore.check_name(key, "key")
-        here, rows = await self._db.read(check)
+        here, rows = self._db.look(check)
         if here is not None:
             raise AlreadyExistsError(f"layer {chain_id} is here as snapshot {here!r}")
         return self._stack(rows)
@@ -213,7 +217,7 @@ class Snapshotter:
         self, kind: Kind, key: str, parent: str, labels: Mapping[str, str]
     ) -> tuple[Mount, ...]:
         metastore.check_name(key, "key")
-        rows = await self._db.read(lambda c: records.chain(c, metastore.check_new(c, key, parent)))
+        rows = self._db.look(lambda c: records.chain(c, metastore.check_new(c, key, parent)))
         stack = self._stack(rows)
         ready = await self._mount_soon(stack, must=known.SNAPSHOT_REF in labels)
         snapshot_id = await self._finish(self._insert(kind, key, parent, labels, stack, ready))
@@ -244,9 +248,8 @@ class Snapshotter:
         snapshot_id = self._storage.reserve()
         now_ns = self._clock.wall_ns()
         try:
-            await self._storage.make(snapshot_id, kind)
-            if stack and ready:
-                await self._storage.copy_owner(stack[-1].snapshot_id, snapshot_id)
+            owner_of = stack[-1].snapshot_id if stack and ready else None
+            await self._storage.make(snapshot_id, kind, owner_of)
             await self._db.write(
                 lambda c: metastore.create(
                     c, snapshot_id, kind, key, parent, labels, now_ns, owner_pending=not ready
@@ -292,8 +295,11 @@ class Snapshotter:
 
     async def _remove(self, key: str) -> None:
         record = await self._db.write(lambda c: metastore.remove(c, key), frees_space=True)
-        release = self._spawn(self._after_removal(record))
-        await asyncio.wait([release], timeout=self._config.release_wait_s)
+        after = self._spawn(self._after_removal(record))
+        self._removals.add(after)
+        after.add_done_callback(self._removals.discard)
+        if record.layer is not None:
+            await asyncio.wait([after], timeout=self._config.release_wait_s)
 
     async def _after_removal(self, record: Record) -> None:
         """Clean-up behind the commit: it may fail, and then the next start does it."""

@@ -7,6 +7,7 @@ or the deletion of one must not keep a Prepare waiting.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
@@ -28,13 +29,15 @@ _log = logging.getLogger(__name__)
 class Storage:
     """Directories by snapshot id below ``root``."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, trash_delay_s: float = 0.0) -> None:
         self._directories = Directories(root)
         self._trash = Trash(self._directories.trash)
         self._files = ThreadPoolExecutor(4, thread_name_prefix="ember-snapshot-files")
         self._walks = ThreadPoolExecutor(2, thread_name_prefix="ember-snapshot-usage")
         self._deleting = ThreadPoolExecutor(1, thread_name_prefix="ember-snapshot-trash")
         self._discarded = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._trash_delay_s = trash_delay_s
         self.path = self._directories.path
         self.layer = self._directories.layer
         self.reserve = self._directories.reserve
@@ -47,6 +50,7 @@ class Storage:
     def stop(self) -> None:
         """Interrupt the emptying of the trash; the next start goes on with it."""
         self._trash.stop()
+        self._stopping.set()
         self._discarded.set()
 
     def close(self) -> None:
@@ -58,9 +62,9 @@ class Storage:
         """The ids that have a directory."""
         return await self._run(self._directories.present)
 
-    async def make(self, snapshot_id: int, kind: Kind) -> None:
-        """Make the directory of a new snapshot."""
-        await self._run(self._directories.make, snapshot_id, kind)
+    async def make(self, snapshot_id: int, kind: Kind, owner_of: int | None = None) -> None:
+        """Make the directory of a new snapshot, owned as the root of ``owner_of`` is."""
+        await self._run(self._directories.make, snapshot_id, kind, owner_of)
 
     async def copy_owner(self, parent_id: int, snapshot_id: int) -> None:
         """Give the root of a new snapshot the owner of its parent's root."""
@@ -91,12 +95,16 @@ class Storage:
             raise NotFoundError(f"directory {layer} is gone: the snapshot was removed") from None
 
     async def empty_trash(self) -> None:
-        """Delete what is thrown away, until ``stop``."""
+        """Delete what is thrown away, until ``stop``; a little later, in one go with what follows:
+        containerd removes many in a row, holding its locks."""
         loop = asyncio.get_running_loop()
         while True:
             await self._discarded.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._trash_delay_s):
+                    await self._stopping.wait()
             self._discarded.clear()
-            if self._trash.stopped:
+            if self._stopping.is_set():
                 return
             try:
                 await loop.run_in_executor(self._deleting, self._trash.empty)

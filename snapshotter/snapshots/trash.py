@@ -41,10 +41,6 @@ class Trash:
     def stop(self) -> None:
         self._stop.set()
 
-    @property
-    def stopped(self) -> bool:
-        return self._stop.is_set()
-
     def empty(self) -> int:
         """Delete all that can be deleted; returns how many trees had to stay."""
         failed: set[str] = set()
@@ -52,17 +48,18 @@ class Trash:
             names = [name for name in sorted(self._names()) if name not in failed]
             if not names:
                 break
-            failed.update(name for name in names if not self._delete(name))
+            mounted = list(self._mounted())
+            failed.update(name for name in names if not self._delete(name, mounted))
         return len(failed)
 
     def _names(self) -> list[str]:
         with os.scandir(self._folder) as entries:
             return [entry.name for entry in entries]
 
-    def _delete(self, name: str) -> bool:
+    def _delete(self, name: str, mounted: list[Path]) -> bool:
         tree = self._folder / name
         try:
-            inside = [point for point in self._mounted() if point.is_relative_to(tree)]
+            inside = [point for point in mounted if point.is_relative_to(tree)]
             if inside:
                 _log.warning("%s stays: %s is mounted there", tree, inside[0])
                 return False

@@ -11,7 +11,7 @@ import pytest
 
 from bench.bed.process import run
 from snapshotter.errors import FailedPreconditionError, NoSpaceError, NotFoundError
-from snapshotter.snapshots.database import RESERVE_BYTES, Database
+from snapshotter.snapshots.database import LOG_BYTES, RESERVE_BYTES, Database
 from snapshotter.snapshots.lazy import PlainOnly
 from snapshotter.snapshots.metastore import SCHEMA
 from snapshotter.snapshots.snapshotter import Snapshotter, SnapshotterConfig
@@ -25,10 +25,10 @@ CONFIG = SnapshotterConfig(overlay_options=())
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, a little bigger than the database's reserve."""
+    """A file system of its own, a little bigger than what the database takes."""
     place = tmp_path / "disk"
     place.mkdir()
-    size_bytes = RESERVE_BYTES + 4 * 1024 * 1024
+    size_bytes = RESERVE_BYTES + 5 * LOG_BYTES
     run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", place])
     yield place
     run(["umount", "-l", place])

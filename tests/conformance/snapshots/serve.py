@@ -12,6 +12,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import uvloop
+
 from snapshotter.rpc.server import RpcServer
 from snapshotter.rpc.snapshots import SnapshotsService, register
 from snapshotter.snapshots.database import Database
@@ -38,4 +40,4 @@ async def main(root: Path, socket: Path) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    uvloop.run(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -72,6 +72,7 @@ async def find(snapshotter: Snapshotter, name: str) -> Info | None:
 
 async def all_is_whole(snapshotter: Snapshotter, root: Path) -> None:
     """Each row has its directory and each directory its row."""
+    await snapshotter.cleanup()
     infos = [info async for block in snapshotter.walk([]) for info in block]
     directories = list((root / "snapshots").iterdir())
     assert len(directories) == len(infos)
@@ -122,6 +123,7 @@ async def removed_or_not(snapshotter: Snapshotter, root: Path) -> None:
     if await find(snapshotter, "active") is not None:
         assert (root / "snapshots/2/fs/directory/file").read_text() == "content"
         await snapshotter.remove("active")
+        await snapshotter.cleanup()
     assert not (root / "snapshots/2").exists()
     await snapshotter.remove("base")
 

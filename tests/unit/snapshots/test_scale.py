@@ -33,6 +33,9 @@ class WatchedDatabase(Database):
     ) -> object:
         return await super().write(lambda c: self._watch(c, work), frees_space=frees_space)
 
+    def look(self, work: Work[object]) -> object:  # type: ignore[override]
+        return super().look(lambda c: self._watch(c, work))
+
     async def read(self, work: Work[object]) -> object:  # type: ignore[override]
         return await super().read(lambda c: self._watch(c, work))
 
