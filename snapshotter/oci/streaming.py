@@ -1,4 +1,8 @@
-"""A whole blob as one stream of exactly its length, over as many connections as it takes."""
+"""A whole blob as one stream of exactly its length, over as many connections as it takes.
+
+What was given out once is never given out again or otherwise: a broken body is taken up at the
+very byte where it broke, or read past it. Whether the bytes are right the caller finds out.
+"""
 
 from __future__ import annotations
 

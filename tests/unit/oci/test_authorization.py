@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -262,20 +263,20 @@ async def test_401_in_mid_stream_is_met_with_a_new_token() -> None:
         assert gate.tokens == 2
 
 
-async def test_a_mirror_gets_its_own_credentials_and_not_the_registry_s(tmp_path: object) -> None:
+async def test_a_mirror_gets_its_own_credentials_and_not_the_registry_s(tmp_path: Path) -> None:
     async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
         mirror.add_blob("team/app", DATA)
         gate = BasicGate({"mirror-user": "mirror-word"})
         mirror.gate = gate
-        folder = tmp_path / registry.authority  # type: ignore[operator]
+        folder = tmp_path / registry.authority
         folder.mkdir()
         (folder / "hosts.toml").write_text(f'server = "{registry.url}"\n[host."{mirror.url}"]\n')
         pulls = pulls_for(blob.repository, Credential("user", "registry-word"))
-        async with registry_client(certs=tmp_path, pulls=pulls) as client:  # type: ignore[arg-type]
+        async with registry_client(certs=tmp_path, pulls=pulls) as client:
             assert await read(client, blob, PART) == DATA[10:20]
             assert [seen.headers.get("authorization") for seen in mirror.seen] == [None]
             assert len(registry.seen) == 1
         pulls.put(f"{mirror.authority}/team/app", Credential("mirror-user", "mirror-word"))
-        async with registry_client(certs=tmp_path, pulls=pulls) as client:  # type: ignore[arg-type]
+        async with registry_client(certs=tmp_path, pulls=pulls) as client:
             assert await read(client, blob, PART) == DATA[10:20]
             assert len(registry.seen) == 1

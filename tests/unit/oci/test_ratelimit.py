@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -128,13 +129,13 @@ async def test_a_credential_that_used_its_share_up_leaves_the_others_alone() -> 
             assert await read(client, blob, PART) == DATA[10:20]
 
 
-async def test_a_busy_mirror_is_passed_over_meanwhile(tmp_path: object) -> None:
+async def test_a_busy_mirror_is_passed_over_meanwhile(tmp_path: Path) -> None:
     async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
-        folder = tmp_path / registry.authority  # type: ignore[operator]
+        folder = tmp_path / registry.authority
         folder.mkdir()
         (folder / "hosts.toml").write_text(f'server = "{registry.url}"\n[host."{mirror.url}"]\n')
         mirror.inject(answer_with(429, ("Retry-After", "60")))
-        async with registry_client(certs=tmp_path) as client:  # type: ignore[arg-type]
+        async with registry_client(certs=tmp_path) as client:
             for _ in range(5):
                 assert await read(client, blob, PART) == DATA[10:20]
         assert len(mirror.seen) == 1
