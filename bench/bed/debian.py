@@ -69,6 +69,7 @@ def base_tree(folder: Path, say: Say) -> Path:
     for name in EMPTY_FOLDERS:
         shutil.rmtree(part / name, ignore_errors=True)
         (part / name).mkdir(parents=True)
+    (part / "tmp").chmod(0o1777)
     part.rename(tree)
     return tree
 
