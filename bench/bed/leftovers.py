@@ -69,7 +69,16 @@ def clear(directory: Path) -> None:
     shutil.rmtree(RUNC_STATE / name, ignore_errors=True)
     if (NAMESPACES / name).exists():
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-    shutil.rmtree(directory)
+    remove_tree(directory)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove ``directory`` even while a dying thread still takes things away below it."""
+    deadline = time.monotonic() + END_S
+    while directory.exists():
+        if time.monotonic() > deadline:
+            shutil.rmtree(directory)  # raises what is in the way
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def processes_naming(directory: Path) -> Iterator[int]:
