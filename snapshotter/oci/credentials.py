@@ -17,6 +17,7 @@ from snapshotter.oci.hosts import DOCKER_HUB_HOST
 from snapshotter.oci.reference import DOCKER_HUB, parse_reference
 
 _MEMORY_LIMIT = 4096
+_PER_IMAGE_LIMIT = 4
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -111,13 +112,14 @@ class MemoryCredentials:
     """Credentials that someone handed over, by image reference; gone when the process ends.
 
     One is good for the repository it was given for, and for those below it. Of several the one
-    for the longest name comes first, of the same name the latest.
+    for the longest name comes first, of the same name the latest. Two pods may hold different
+    credentials for one image, so a few are kept for each.
     """
 
     def __init__(self, name: str = "credentials of pulls") -> None:
         self._name = name
         self._names: OrderedDict[str, str] = OrderedDict()
-        self._by_name: dict[str, dict[str, Credential]] = {}
+        self._by_name: dict[str, dict[str, list[Credential]]] = {}
 
     @property
     def name(self) -> str:
@@ -134,19 +136,36 @@ class MemoryCredentials:
         if credential.is_empty:
             return False
         key = str(reference)
+        kept = [known for known in self._of(key) if known != credential]
         self._drop(key)
         self._names[key] = reference.name
-        self._by_name.setdefault(reference.name, {})[key] = credential
+        latest = [*kept, credential][-_PER_IMAGE_LIMIT:]
+        self._by_name.setdefault(reference.name, {})[key] = latest
         if len(self._names) > _MEMORY_LIMIT:
             self._drop(next(iter(self._names)))
         return True
 
-    def forget(self, image_ref: str) -> bool:
-        """Forget what was put for exactly this image; whether there was something."""
-        try:
-            return self._drop(str(parse_reference(image_ref)))
-        except InvalidArgumentError:
+    def has(self, image_ref: str, credential: Credential) -> bool:
+        """Whether this very credential is remembered for exactly this image."""
+        return credential in self._of(_key(image_ref))
+
+    def forget(self, image_ref: str, credential: Credential | None = None) -> bool:
+        """Forget what was put for exactly this image (or only ``credential`` of it); whether
+        there was something."""
+        key = _key(image_ref)
+        if credential is None:
+            return self._drop(key)
+        known = self._of(key)
+        if credential not in known:
             return False
+        known.remove(credential)
+        if not known:
+            self._drop(key)
+        return True
+
+    def _of(self, key: str) -> list[Credential]:
+        name = self._names.get(key)
+        return [] if name is None else self._by_name[name][key]
 
     def _drop(self, key: str) -> bool:
         name = self._names.pop(key, None)
@@ -164,6 +183,15 @@ class MemoryCredentials:
         found: list[Credential] = []
         name = wanted.image
         while "/" in name:
-            found += reversed(self._by_name.get(name, {}).values())
+            for credentials in reversed(self._by_name.get(name, {}).values()):
+                found += reversed(credentials)
             name = name.rpartition("/")[0]
         return found
+
+
+def _key(image_ref: str) -> str:
+    """The reference in full; what is none (an image id) as it is, which is nobody's key."""
+    try:
+        return str(parse_reference(image_ref))
+    except InvalidArgumentError:
+        return image_ref
