@@ -1,8 +1,9 @@
 """Fits a layer to the layers below it, so that overlayfs shows what the image means.
 
-Directories that a layer only implies take mode, owner and xattrs from what the chain below shows
-there, or the stack would show defaults; whiteouts and opaque marks that hide nothing go away, or
-they would be listed as ghosts; an opaque root, which overlayfs ignores, becomes whiteouts.
+Directories that a layer only implies take mode, owner and xattrs from the topmost layer below that
+has them, as containerd's unpacker does, or the stack would show defaults; whiteouts and opaque
+marks that hide nothing go away, or they would be listed as ghosts; an opaque root, which overlayfs
+ignores, becomes whiteouts.
 """
 
 from __future__ import annotations
@@ -32,20 +33,18 @@ class Merged:
     ``layers`` are those whose directories are merged here (top first); empty if it is no directory.
     """
 
-    __slots__ = ("_children", "inode", "layers", "parent", "root")
+    __slots__ = ("_children", "inode", "layers")
 
-    def __init__(self, inode: Inode, layers: tuple[LowerLayer, ...], parent: Merged | None) -> None:
+    def __init__(self, inode: Inode, layers: tuple[LowerLayer, ...]) -> None:
         self.inode = inode
         self.layers = layers
-        self.parent = parent or self
-        self.root: Merged = parent.root if parent else self
         self._children: dict[bytes, Merged | None] = {}
 
     @classmethod
     def of(cls, stack: Sequence[LowerLayer]) -> Merged:
         """The root of a stack, lowest layer first; of none, an empty directory."""
         inode = stack[-1].inode if stack else Inode(Kind.DIR, 0o755)
-        return cls(inode, tuple(reversed(stack)), None)
+        return cls(inode, tuple(reversed(stack)))
 
     def child(self, name: bytes) -> Merged | None:
         """What is shown under ``name``; None if nothing. No symlink is followed."""
@@ -69,19 +68,38 @@ class Merged:
             layers.append(found)
             if inode.opaque:
                 break
-        return None if top is None else Merged(top, tuple(layers), self)
+        return None if top is None else Merged(top, tuple(layers))
 
     def names(self) -> set[bytes]:
         """All names that are shown in this directory."""
         candidates = {name for layer in self.layers for name in layer.names()}
         return {name for name in candidates if self.child(name) is not None}
 
-    def resolve(self, name: bytes) -> Merged | None:
-        """Where ``name`` leads to from here, symlinks followed inside the root; None: nowhere."""
-        here: Merged = self
+
+_NOTHING = Merged(Inode(Kind.WHITEOUT), ())
+"""Stands for a place where the chain shows nothing."""
+
+
+class Spot:
+    """A place in one single layer, reached through that layer's own symlinks, inside its root."""
+
+    __slots__ = ("_layer", "inode", "parent", "root")
+
+    def __init__(self, layer: LowerLayer, parent: Spot | None) -> None:
+        self._layer = layer
+        self.inode = layer.inode
+        self.parent: Spot = parent or self
+        self.root: Spot = parent.root if parent else self
+
+    def follow(self, name: bytes) -> Spot | None:
+        """Where ``name`` leads to from here; None if nowhere.
+
+        What is not a directory (a whiteout, too) blocks the way: the spot is that of the block.
+        """
+        here = self
         todo = [name]
         followed = walked = 0
-        while todo:
+        while todo and here.inode.kind is Kind.DIR:
             part = todo.pop()
             walked += 1
             if part in (b"", b"."):
@@ -89,9 +107,10 @@ class Merged:
             if part == b"..":
                 here = here.parent
                 continue
-            found = here.child(part)
-            if found is None or walked > _NAMES_WALKED:
+            layer = here._layer.child(part)
+            if layer is None or walked > _NAMES_WALKED:
                 return None
+            found = Spot(layer, here)
             if found.inode.kind is not Kind.SYMLINK:
                 here = found
                 continue
@@ -104,17 +123,13 @@ class Merged:
         return here
 
 
-_NOTHING = Merged(Inode(Kind.WHITEOUT), (), None)
-"""Stands for a place where the chain shows nothing."""
-
-
 class _Place:
     """A directory of the layer, and what the chain below has there; looked up only when asked.
 
     ``covered``: an opaque mark of the layer itself, here or above, hides whatever is below.
     """
 
-    __slots__ = ("_below", "_resolved", "covered", "directory", "name", "parent")
+    __slots__ = ("_below", "_spots", "covered", "directory", "name", "parent")
 
     def __init__(
         self, directory: Inode, parent: _Place | None, name: bytes, *, covered: bool
@@ -124,13 +139,14 @@ class _Place:
         self.name = name
         self.covered = covered
         self._below: Merged | None = None
-        self._resolved: Merged | None = None
+        self._spots: Sequence[Spot | None] | None = None
 
     @classmethod
     def at_root(cls, directory: Inode, below: Merged) -> _Place:
         """The layer's root on top of the chain's."""
         place = cls(directory, None, b"", covered=False)
-        place._below = place._resolved = below
+        place._below = below
+        place._spots = [Spot(layer, None) for layer in below.layers]
         return place
 
     def below(self) -> Merged:
@@ -145,16 +161,17 @@ class _Place:
             found = place._below = found.child(place.name) or _NOTHING
         return found
 
-    def resolved(self) -> Merged:
-        """What the path leads to in the chain, through the chain's symlinks."""
+    def spots(self) -> Sequence[Spot | None]:
+        """Where the path leads in each single layer below, top first; None: it has no such."""
         unknown: list[_Place] = []
         place = self
-        while place._resolved is None:
+        while place._spots is None:
             unknown.append(place)
             place = place.parent
-        found = place._resolved
+        found = place._spots
         for place in reversed(unknown):
-            found = place._resolved = found.resolve(place.name) or _NOTHING
+            found = [spot and spot.follow(place.name) for spot in found]
+            place._spots = found
         return found
 
 
@@ -186,14 +203,15 @@ class _Adapter:
     def _adapt_directory(self, directory: Inode, name: bytes, above: _Place) -> _Place:
         place = _Place(directory, above, name, covered=above.covered or directory.opaque)
         if directory.implied:
-            self._inherit(directory, place.resolved().inode)
+            self._inherit(directory, place)
         if directory.opaque and (above.covered or not place.below().layers):
             directory.opaque = False
             self._changed = True
         return place
 
-    def _inherit(self, directory: Inode, lower: Inode) -> None:
-        if lower.kind is not Kind.DIR:
+    def _inherit(self, directory: Inode, place: _Place) -> None:
+        lower = next((spot.inode for spot in place.spots() if spot), None)
+        if lower is None or lower.kind is not Kind.DIR:
             return
         mine = (directory.mode, directory.uid, directory.gid, directory.xattrs or {})
         theirs = (lower.mode, lower.uid, lower.gid, lower.xattrs or {})

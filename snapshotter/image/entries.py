@@ -1,4 +1,7 @@
-"""One tar entry as an inode: types, owners, devices, links. Pure; places nothing in a tree."""
+"""One tar entry as an inode: types, owners, devices, links.
+
+Pure. Places nothing in a tree, and does not know the entry's cleaned name.
+"""
 
 from __future__ import annotations
 

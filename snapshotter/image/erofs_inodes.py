@@ -1,4 +1,7 @@
-"""Inodes of an EROFS image, parsed with every bound checked. Pure; knows no directories' order."""
+"""Inodes of an EROFS image, parsed with every bound checked.
+
+Pure. Knows single inodes only: names and the shape of the tree are the reader's.
+"""
 
 from __future__ import annotations
 
