@@ -71,7 +71,7 @@ async def test_the_credential_of_the_longest_name_comes_first_and_of_the_latest_
         assert pulls.put(image, user(name))
     assert names(await pulls.find(APP, fresh=False)) == ["app-2", "app-1", "team"]
     pulls.put("registry.example:5000/team/app:v1", user("app-1b"))
-    assert names(await pulls.find(APP, fresh=False)) == ["app-1b", "app-2", "team"]
+    assert names(await pulls.find(APP, fresh=False)) == ["app-1b", "app-1", "app-2", "team"]
     assert pulls.forget("registry.example:5000/team/app:v1")
     assert not pulls.forget("registry.example:5000/team/app:v1")
     assert not pulls.forget("NOT A NAME")
