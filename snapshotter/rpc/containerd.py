@@ -1,0 +1,288 @@
+"""A client of containerd's own services: its content, images, leases, differ and snapshots.
+
+Used to read the manifests that containerd has fetched already, to index layers from its content
+store, and to pull images into it. Every call has a deadline: containerd may hold its locks while
+it waits for this very daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import empty_pb2
+
+from snapshotter.content import Digest
+from snapshotter.errors import EmberError, UnavailableError
+from snapshotter.rpc.pb.containerd.services.containers.v1 import containers_pb2, containers_pb2_grpc
+from snapshotter.rpc.pb.containerd.services.content.v1 import content_pb2, content_pb2_grpc
+from snapshotter.rpc.pb.containerd.services.images.v1 import images_pb2, images_pb2_grpc
+from snapshotter.rpc.pb.containerd.services.leases.v1 import leases_pb2, leases_pb2_grpc
+from snapshotter.rpc.pb.containerd.services.namespaces.v1 import (
+    namespace_pb2,
+    namespace_pb2_grpc,
+)
+from snapshotter.rpc.pb.containerd.services.version.v1 import version_pb2_grpc
+from snapshotter.rpc.pb.containerd.types import descriptor_pb2
+from snapshotter.rpc.remote import error_from_rpc
+
+MESSAGE_BYTES = 16 * 1024 * 1024
+_WRITE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A blob as a manifest names it."""
+
+    media_type: str
+    digest: Digest
+    size_bytes: int
+
+
+def metadata_for(namespace: str, lease: str | None = None) -> tuple[tuple[str, str], ...]:
+    head = (("containerd-namespace", namespace),)
+    return (*head, ("containerd-lease", lease)) if lease else head
+
+
+class Containerd:
+    """One channel to containerd's socket; created closed, connects by itself, reconnects too."""
+
+    def __init__(self, address: Path, timeout_s: float) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self.channel = grpc.aio.insecure_channel(
+            f"unix:{address}",
+            options=[
+                ("grpc.max_receive_message_length", MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MESSAGE_BYTES),
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.default_authority", "localhost"),
+                ("grpc.max_reconnect_backoff_ms", 3000),
+            ],
+        )
+        self._content = content_pb2_grpc.ContentStub(self.channel)
+        self._images = images_pb2_grpc.ImagesStub(self.channel)
+        self._leases = leases_pb2_grpc.LeasesStub(self.channel)
+        self._containers = containers_pb2_grpc.ContainersStub(self.channel)
+        self._namespaces = namespace_pb2_grpc.NamespacesStub(self.channel)
+        self._version = version_pb2_grpc.VersionStub(self.channel)
+
+    async def close(self) -> None:
+        """Close the channel; calls under way end with UnavailableError."""
+        await self.channel.close(None)
+
+    async def version(self) -> str:
+        """containerd's version, such as ``v2.4.2`` or ``1.6.20~ds1``."""
+        try:
+            reply = await self._version.Version(empty_pb2.Empty(), timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, f"containerd at {self.address}") from None
+        return str(reply.version)
+
+    async def blob_size(self, namespace: str, digest: Digest) -> int:
+        """Stored length of a blob in bytes; NotFoundError if containerd does not have it whole."""
+        try:
+            reply = await self._content.Info(
+                content_pb2.InfoRequest(digest=str(digest)),
+                metadata=metadata_for(namespace),
+                timeout=self._timeout_s,
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, f"blob {digest} in containerd") from None
+        return int(reply.info.size)
+
+    async def read_blob(self, namespace: str, digest: Digest, limit_bytes: int) -> bytes:
+        """A small blob (a manifest, a config) whole; refuses more than ``limit_bytes``."""
+        parts: list[bytes] = []
+        size = 0
+        async with asyncio.timeout(self._timeout_s):
+            async for part in self.stream_blob(namespace, digest):
+                size += len(part)
+                if size > limit_bytes:
+                    raise EmberError(f"{digest} in containerd is over {limit_bytes} bytes")
+                parts.append(part)
+        return b"".join(parts)
+
+    async def stream_blob(self, namespace: str, digest: Digest) -> AsyncIterator[bytes]:
+        """The bytes of a blob of containerd's content store, in order."""
+        call = self._content.Read(
+            content_pb2.ReadContentRequest(digest=str(digest)), metadata=metadata_for(namespace)
+        )
+        try:
+            async for reply in call:
+                yield reply.data
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, f"reading {digest} from containerd") from None
+        finally:
+            call.cancel()
+
+    async def write_blob(
+        self,
+        namespace: str,
+        lease: str,
+        descriptor: Descriptor,
+        data: AsyncIterator[bytes],
+        labels: Mapping[str, str],
+    ) -> None:
+        """Put a blob into the content store under ``lease``; containerd verifies its digest."""
+        writer = BlobWriter(self._content, namespace, lease, descriptor)
+        await writer.write(data, labels)
+
+    async def create_lease(self, namespace: str, lease: str, expires: str) -> None:
+        """A lease that keeps a pull's content until it is deleted or ``expires`` (RFC 3339)."""
+        request = leases_pb2.CreateRequest(id=lease, labels={"containerd.io/gc.expire": expires})
+        try:
+            await self._leases.Create(
+                request, metadata=metadata_for(namespace), timeout=self._timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, f"lease {lease}") from None
+
+    async def delete_lease(self, namespace: str, lease: str) -> None:
+        """Drop the lease; one that is gone already is fine."""
+        try:
+            await self._leases.Delete(
+                leases_pb2.DeleteRequest(id=lease),
+                metadata=metadata_for(namespace),
+                timeout=self._timeout_s,
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.NOT_FOUND:
+                raise error_from_rpc(error, f"lease {lease}") from None
+
+    async def put_image(self, namespace: str, name: str, target: Descriptor) -> None:
+        """Create or move the image ``name``; the kubelet and ``ctr`` see it from then on."""
+        image = images_pb2.Image(
+            name=name,
+            target=descriptor_pb2.Descriptor(
+                media_type=target.media_type, digest=str(target.digest), size=target.size_bytes
+            ),
+        )
+        metadata = metadata_for(namespace)
+        try:
+            try:
+                await self._images.Create(
+                    images_pb2.CreateImageRequest(image=image),
+                    metadata=metadata,
+                    timeout=self._timeout_s,
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.ALREADY_EXISTS:
+                    raise
+                await self._images.Update(
+                    images_pb2.UpdateImageRequest(image=image, update_mask={"paths": ["target"]}),
+                    metadata=metadata,
+                    timeout=self._timeout_s,
+                )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, f"image {name} in containerd") from None
+
+    async def delete_image(self, namespace: str, name: str) -> None:
+        """Remove the image record ``name`` and let containerd collect what only it needed."""
+        try:
+            await self._images.Delete(
+                images_pb2.DeleteImageRequest(name=name, sync=True),
+                metadata=metadata_for(namespace),
+                timeout=60,
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, f"image {name} in containerd") from None
+
+    async def namespaces(self) -> list[str]:
+        """The names of all namespaces."""
+        try:
+            reply = await self._namespaces.List(
+                namespace_pb2.ListNamespacesRequest(), timeout=self._timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, "namespaces of containerd") from None
+        return [namespace.name for namespace in reply.namespaces]
+
+    async def containers(self, namespace: str, snapshotter: str) -> list[tuple[str, str]]:
+        """(container id, image name) of the containers on ``snapshotter`` in ``namespace``."""
+        try:
+            reply = await self._containers.List(
+                containers_pb2.ListContainersRequest(),
+                metadata=metadata_for(namespace),
+                timeout=self._timeout_s,
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, "containers of containerd") from None
+        return [(c.id, c.image) for c in reply.containers if c.snapshotter == snapshotter]
+
+
+class BlobWriter:
+    """One write into containerd's content store: stat, write on from there, commit."""
+
+    def __init__(
+        self,
+        content: content_pb2_grpc.ContentStub,
+        namespace: str,
+        lease: str,
+        descriptor: Descriptor,
+    ) -> None:
+        self._content = content
+        self._metadata = metadata_for(namespace, lease)
+        self._descriptor = descriptor
+        self._ref = f"ember-{descriptor.digest}"
+
+    async def write(self, data: AsyncIterator[bytes], labels: Mapping[str, str]) -> None:
+        """Send ``data`` from its start; a leftover of an earlier try is thrown away first."""
+        digest = self._descriptor.digest
+        try:
+            await self._send(data, labels)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.ALREADY_EXISTS:
+                return
+            raise error_from_rpc(error, f"writing {digest} to containerd") from None
+
+    async def _send(self, data: AsyncIterator[bytes], labels: Mapping[str, str]) -> None:
+        common = {
+            "ref": self._ref,
+            "total": self._descriptor.size_bytes,
+            "expected": str(self._descriptor.digest),
+        }
+        call = self._content.Write(metadata=self._metadata)
+        try:
+            await call.write(content_pb2.WriteContentRequest(action=content_pb2.STAT, **common))
+            reply = await _next(call)
+            skip = reply.offset
+            offset = 0
+            async for block in data:
+                for start in range(0, len(block), _WRITE_BYTES):
+                    part = block[start : start + _WRITE_BYTES]
+                    if offset + len(part) > skip:
+                        fresh = part[max(0, skip - offset) :]
+                        await call.write(
+                            content_pb2.WriteContentRequest(
+                                action=content_pb2.WRITE,
+                                offset=offset + len(part) - len(fresh),
+                                data=fresh,
+                                **common,
+                            )
+                        )
+                        await _next(call)
+                    offset += len(part)
+            await call.write(
+                content_pb2.WriteContentRequest(
+                    action=content_pb2.COMMIT,
+                    offset=offset,
+                    labels=dict(labels),
+                    **common,
+                )
+            )
+            await _next(call)
+            await call.done_writing()
+        finally:
+            call.cancel()
+
+
+async def _next(call: Any) -> content_pb2.WriteContentResponse:
+    reply = await call.read()
+    if not isinstance(reply, content_pb2.WriteContentResponse):
+        raise UnavailableError("containerd ended a write to its content store without an answer")
+    return reply
