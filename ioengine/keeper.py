@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import socket
 import subprocess
 import time
@@ -153,10 +154,15 @@ class Keeper:
 
     def alive(self) -> bool:
         """False once the keeper has closed its end (so: has died)."""
+        readable = select.poll()
         try:
-            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        except BlockingIOError:
+            readable.register(self._socket, select.POLLIN)
+        except ValueError:
+            return False
+        if not readable.poll(0):
             return True
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK) != b""
         except OSError:
             return False
 
