@@ -48,7 +48,10 @@ class SnapshotsService(pb_grpc.SnapshotsServicer):  # type: ignore[misc]
             context,
             "Prepare",
             self._snapshotter.prepare(
-                request.key, request.parent, dict(request.labels), namespace_of(context)
+                request.key,
+                request.parent,
+                dict(request.labels),
+                namespace_of(context, request.key),
             ),
         )
         return pb.PrepareSnapshotResponse(mounts=_mounts(mounts))
@@ -104,12 +107,16 @@ def register(service: SnapshotsService, server: grpc.aio.Server) -> None:
     pb_grpc.add_SnapshotsServicer_to_server(service, server)
 
 
-def namespace_of(context: Context) -> str:
-    """containerd's namespace of the call."""
+def namespace_of(context: Context, snapshot_key: str) -> str:
+    """containerd's namespace of the call: told beside it, or by the head of the snapshot's key.
+
+    Before 2.0 containerd told a proxy nothing; its keys are `namespace/sequence/client's key`.
+    """
     for key, value in context.invocation_metadata() or ():
         if key == NAMESPACE_KEY and value:
             return str(value)
-    return DEFAULT_NAMESPACE
+    head, _, rest = snapshot_key.partition("/")
+    return head if head and rest.partition("/")[0].isdigit() else DEFAULT_NAMESPACE
 
 
 async def _answer(context: Context, verb: str, work: Coroutine[Any, Any, T]) -> T:

@@ -1,0 +1,251 @@
+"""What Ember knows of images: their layers, where their blobs can be had, and why one is not lazy.
+
+Kept in the daemon's database and mirrored in memory, so that lookups on the read path neither wait
+nor await. Nothing here is shown to containerd: warm images must not look like snapshots.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from snapshotter.content import BlobRef, Digest
+from snapshotter.snapshots.schema import SchemaPiece
+
+T = TypeVar("T")
+
+PIECE = SchemaPiece(
+    "catalog",
+    (
+        """
+    CREATE TABLE images (
+        manifest TEXT PRIMARY KEY,
+        names TEXT NOT NULL,
+        repositories TEXT NOT NULL,
+        lazy INTEGER NOT NULL,
+        reason TEXT NOT NULL,
+        seen_ns INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE image_layers (
+        manifest TEXT NOT NULL REFERENCES images(manifest) ON DELETE CASCADE,
+        position INTEGER NOT NULL,
+        blob TEXT NOT NULL,
+        diff_id TEXT NOT NULL,
+        chain_id TEXT NOT NULL,
+        size_bytes INTEGER NOT NULL,
+        PRIMARY KEY (manifest, position)
+    ) STRICT;
+    CREATE TABLE layer_faults (
+        blob TEXT PRIMARY KEY,
+        reason TEXT NOT NULL,
+        seen_ns INTEGER NOT NULL
+    ) STRICT;
+    """,
+    ),
+)
+
+
+class Store(Protocol):
+    """The database: one transaction for each call, off the event loop."""
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T: ...
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of an image: its blob, the digest of its plain bytes, and the chain up to it."""
+
+    blob: Digest
+    diff_id: Digest
+    chain_id: Digest
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A manifest that was seen on this node, with every name and repository it was seen under."""
+
+    manifest: Digest
+    names: tuple[str, ...]
+    repositories: tuple[str, ...]
+    layers: tuple[Layer, ...]
+    lazy: bool
+    reason: str
+    seen_ns: int
+
+
+class Catalog:
+    """Images by manifest digest. Life story: ``load`` once, then remember, judge, forget."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._images: dict[Digest, Image] = {}
+        self._by_view: dict[Digest, dict[Digest, None]] = {}
+        self._by_blob: dict[Digest, dict[Digest, None]] = {}
+        self._faults: dict[Digest, str] = {}
+
+    async def load(self) -> None:
+        """Read everything back; called once, before anything is served."""
+
+        def work(db: sqlite3.Connection) -> tuple[list[Image], dict[Digest, str]]:
+            layers: dict[str, list[Layer]] = {}
+            rows = db.execute(
+                "SELECT manifest, blob, diff_id, chain_id, size_bytes FROM image_layers"
+                " ORDER BY manifest, position"
+            )
+            for manifest, blob, diff_id, chain_id, size in rows:
+                layers.setdefault(manifest, []).append(
+                    Layer(Digest.parse(blob), Digest.parse(diff_id), Digest.parse(chain_id), size)
+                )
+            images = [
+                Image(
+                    Digest.parse(manifest),
+                    tuple(json.loads(names)),
+                    tuple(json.loads(repositories)),
+                    tuple(layers.get(manifest, ())),
+                    bool(lazy),
+                    reason,
+                    seen_ns,
+                )
+                for manifest, names, repositories, lazy, reason, seen_ns in db.execute(
+                    "SELECT manifest, names, repositories, lazy, reason, seen_ns FROM images"
+                )
+            ]
+            faults = {
+                Digest.parse(blob): reason
+                for blob, reason in db.execute("SELECT blob, reason FROM layer_faults")
+            }
+            return images, faults
+
+        images, self._faults = await self._store.read(work)
+        for image in images:
+            self._mirror(image)
+
+    async def remember(self, image: Image) -> Image:
+        """Add ``image`` or merge it with what is known of its manifest; returns the merged one."""
+        known = self._images.get(image.manifest)
+        if known is not None:
+            names = tuple(dict.fromkeys((*image.names, *known.names)))
+            repositories = tuple(dict.fromkeys((*image.repositories, *known.repositories)))
+            image = replace(image, names=names, repositories=repositories)
+            if image == replace(known, seen_ns=image.seen_ns):
+                return known
+        for other in list(self._images.values()):
+            if other.manifest != image.manifest and set(other.names) & set(image.names):
+                await self._put(
+                    replace(other, names=tuple(n for n in other.names if n not in image.names))
+                )
+        await self._put(image)
+        return image
+
+    async def _put(self, image: Image) -> None:
+        manifest = str(image.manifest)
+
+        def work(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM image_layers WHERE manifest = ?", (manifest,))
+            db.execute(
+                "INSERT INTO images (manifest, names, repositories, lazy, reason, seen_ns)"
+                " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (manifest) DO UPDATE SET"
+                " names = excluded.names, repositories = excluded.repositories,"
+                " lazy = excluded.lazy, reason = excluded.reason, seen_ns = excluded.seen_ns",
+                (
+                    manifest,
+                    json.dumps(image.names),
+                    json.dumps(image.repositories),
+                    int(image.lazy),
+                    image.reason,
+                    image.seen_ns,
+                ),
+            )
+            db.executemany(
+                "INSERT INTO image_layers (manifest, position, blob, diff_id, chain_id, size_bytes)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (manifest, n, str(x.blob), str(x.diff_id), str(x.chain_id), x.size_bytes)
+                    for n, x in enumerate(image.layers)
+                ],
+            )
+
+        await self._store.write(work)
+        self._mirror(image)
+
+    def _mirror(self, image: Image) -> None:
+        self._images[image.manifest] = image
+        for layer in image.layers:
+            self._by_view.setdefault(layer.diff_id, {})[layer.blob] = None
+            self._by_blob.setdefault(layer.blob, {})[image.manifest] = None
+
+    async def forget(self, manifest: Digest) -> None:
+        """Drop the image; layers that other images share stay known through those."""
+
+        def work(db: sqlite3.Connection) -> None:
+            db.execute("DELETE FROM image_layers WHERE manifest = ?", (str(manifest),))
+            db.execute("DELETE FROM images WHERE manifest = ?", (str(manifest),))
+
+        await self._store.write(work)
+        image = self._images.pop(manifest, None)
+        for layer in image.layers if image else ():
+            holders = self._by_blob.get(layer.blob, {})
+            holders.pop(manifest, None)
+            if not holders:
+                self._by_blob.pop(layer.blob, None)
+                self._by_view.get(layer.diff_id, {}).pop(layer.blob, None)
+
+    async def blame(self, blob: Digest, reason: str, seen_ns: int) -> None:
+        """Record that ``blob`` was refused, so that its images go another way from now on."""
+
+        def work(db: sqlite3.Connection) -> None:
+            db.execute(
+                "INSERT INTO layer_faults (blob, reason, seen_ns) VALUES (?, ?, ?)"
+                " ON CONFLICT (blob) DO UPDATE SET reason = excluded.reason",
+                (str(blob), reason, seen_ns),
+            )
+
+        await self._store.write(work)
+        self._faults[blob] = reason
+
+    def fault(self, blob: Digest) -> str | None:
+        """Why ``blob`` was refused; None if it never was."""
+        return self._faults.get(blob)
+
+    def images(self) -> list[Image]:
+        """All images, the ones seen last first."""
+        return sorted(self._images.values(), key=lambda image: -image.seen_ns)
+
+    def image(self, manifest: Digest) -> Image | None:
+        """The image with this manifest digest."""
+        return self._images.get(manifest)
+
+    def find(self, text: str) -> list[Image]:
+        """Images that ``text`` means: a name, a manifest digest, or the start of its hex."""
+        bare = text.removeprefix("sha256:")
+        return [
+            image
+            for image in self.images()
+            if text in image.names
+            or any(name.rsplit("@", 1)[0] == text for name in image.names)
+            or (len(bare) >= 6 and image.manifest.hex.startswith(bare))
+        ]
+
+    def layers_of_view(self, view: Digest) -> Iterable[Digest]:
+        """The blobs that are known to unpack to ``view``."""
+        return tuple(self._by_view.get(view, ()))
+
+    def images_of_blob(self, blob: Digest) -> list[Image]:
+        """The images that have ``blob`` as a layer."""
+        return [self._images[m] for m in self._by_blob.get(blob, ()) if m in self._images]
+
+    def origins(self, blob: Digest) -> list[BlobRef]:
+        """Where ``blob`` can be had: each repository of each image that has it, last seen first."""
+        found: dict[str, BlobRef] = {}
+        images = self.images_of_blob(blob)
+        for image in sorted(images, key=lambda image: -image.seen_ns):
+            size = next(layer.size_bytes for layer in image.layers if layer.blob == blob)
+            for repository in image.repositories:
+                found.setdefault(repository, BlobRef(repository, blob, size))
+        return list(found.values())

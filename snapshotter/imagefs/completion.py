@@ -1,0 +1,83 @@
+"""Fetching the rest of what is mounted: slowly, one view at a time, behind everything else.
+
+Registries collect garbage and credentials expire, so what a node runs should come to be here. It
+sleeps until something is mounted, and begins again where it was after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from snapshotter.clock import Clock
+from snapshotter.content import Digest
+from snapshotter.errors import EmberError
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 300.0
+
+
+class Road(Protocol):
+    """The background's way to the road (fetch.py)."""
+
+    async def complete(self, view: Digest) -> None: ...
+
+
+class Completion:
+    """Life story: ``start``, ``wake`` whenever a layer was mounted, ``stop``."""
+
+    def __init__(
+        self, road: Road, incomplete: Callable[[], Sequence[Digest]], clock: Clock, delay_s: float
+    ) -> None:
+        self._road = road
+        self._incomplete = incomplete
+        self._clock = clock
+        self._delay_s = delay_s
+        self._awake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.current: Digest | None = None
+
+    def start(self) -> None:
+        """Begin; what an earlier daemon left incomplete is taken up first."""
+        self._awake.set()
+        self._task = asyncio.create_task(self._run(), name="completion")
+
+    def wake(self) -> None:
+        """Something was mounted."""
+        self._awake.set()
+
+    async def stop(self) -> None:
+        """Stop in the middle; nothing that has arrived is lost."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            await self._clock.sleep(self._delay_s)
+            failed = await self._round()
+            if failed:
+                await self._clock.sleep(RETRY_S)
+                self._awake.set()
+
+    async def _round(self) -> bool:
+        """Complete what can be completed; True if something could not."""
+        failed: set[Digest] = set()
+        while views := [view for view in self._incomplete() if view not in failed]:
+            self.current = views[0]
+            try:
+                await self._road.complete(views[0])
+            except EmberError as error:
+                failed.add(views[0])
+                log.warning("view %s can't be completed yet: %s", views[0], error)
+            except Exception:
+                failed.add(views[0])
+                log.exception("completing view %s failed", views[0])
+            finally:
+                self.current = None
+        return bool(failed)

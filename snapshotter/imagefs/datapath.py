@@ -1,0 +1,141 @@
+"""The lazy data path of this kernel: found by trying, set up, and kept from ever closing.
+
+The guard's descriptors are held by the keeper before the first mark is set, and again within
+moments should the keeper die. If the guard could not be adopted though guarded mounts are there,
+what they may have shown in between is suspect, and is said so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+
+from ioengine import mounts
+from ioengine.guard import Guard
+from ioengine.keeper import Keeper
+from ioengine.probe_lazy import LazyProbe, probe_lazy
+from snapshotter.errors import UnavailableError
+
+log = logging.getLogger(__name__)
+
+KEEPER_RETRY_S = 1.0
+
+
+class DataPath:
+    """``guard`` is None where there is no lazy path; ``reasons`` says why, or what it is."""
+
+    def __init__(
+        self,
+        probe: LazyProbe | None,
+        reasons: tuple[str, ...],
+        guard: Guard | None = None,
+        keeper: Keeper | None = None,
+        keeper_socket: Path | None = None,
+    ) -> None:
+        self.name = probe.path if probe is not None and guard is not None else None
+        self.directio = bool(probe is not None and probe.directio)
+        self.reasons = reasons
+        self.guard = guard
+        self._keeper = keeper
+        self._keeper_socket = keeper_socket
+        self._revival: asyncio.Task[None] | None = None
+        self.keeper_losses = 0
+
+    @classmethod
+    def open(cls, root: Path, state: Path, *, wanted: bool, stored: Mapping[str, int]) -> DataPath:
+        """Probe and set up; a kernel that offers nothing is no error, images are fetched whole."""
+        if not wanted:
+            return cls(None, ('lazy.mode = "off": Ember is a plain overlay snapshotter',))
+        probe = probe_lazy(root)
+        if probe.path is None:
+            return cls(probe, tuple(probe.reasons))
+        views, guarded = root / "views", state / "guarded"
+        views.mkdir(mode=0o700, parents=True, exist_ok=True)
+        guarded.mkdir(mode=0o700, parents=True, exist_ok=True)
+        raise_descriptor_limit()
+        socket = state / "keeper.sock"
+        try:
+            if not mounts.is_mounted(guarded):
+                mounts.bind_private(views, guarded)
+            keeper = Keeper.connect_or_start(socket)
+            guard = Guard.open(keeper, guarded, stored=stored)
+        except OSError as error:
+            raise UnavailableError(
+                f"the lazy data path can't be set up: {error}; `ember doctor` says more, and"
+                ' lazy.mode = "off" does without it'
+            ) from None
+        for remark in keeper.remarks:
+            log.warning("keeper: %s", remark)
+        return cls(probe, tuple(probe.reasons), guard, keeper, socket)
+
+    def watch_keeper(self) -> None:
+        """From now on a keeper that dies is replaced at once."""
+        if self._keeper is not None:
+            self._keeper.watch(self._keeper_died)
+
+    def _keeper_died(self) -> None:
+        self.keeper_losses += 1
+        log.error("the keeper died; while a new one starts, the guard is held by the daemon alone")
+        self._revival = asyncio.get_running_loop().create_task(self._revive())
+
+    async def _revive(self) -> None:
+        assert self._keeper_socket is not None and self.guard is not None
+        while True:
+            try:
+                keeper = await asyncio.to_thread(Keeper.connect_or_start, self._keeper_socket)
+                self.guard.entrust(keeper)
+            except OSError as error:
+                log.error("no keeper yet: %s; tried again in %g s", error, KEEPER_RETRY_S)
+                await asyncio.sleep(KEEPER_RETRY_S)
+                continue
+            self._keeper = keeper
+            keeper.watch(self._keeper_died)
+            log.warning("a new keeper holds the guard")
+            return
+
+    def keeper_text(self) -> str:
+        """One line about the keeper for `ember status`."""
+        if self.guard is None:
+            return "not needed"
+        if self._keeper is None or not self._keeper.alive():
+            return "DEAD, being replaced: a crash of the daemon now would make reads unsafe"
+        return f"pid {self._keeper.ping().pid}"
+
+    def close(self) -> None:
+        """Leave the guard to the keeper; readers wait for the next daemon."""
+        if self._revival is not None:
+            self._revival.cancel()
+        if self._keeper is not None:
+            self._keeper.unwatch()
+        if self.guard is not None:
+            self.guard.close()
+        if self._keeper is not None:
+            self._keeper.close()
+
+
+def raise_descriptor_limit() -> None:
+    """As many descriptors as the hard limit allows: each waiting event needs one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1_048_576
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(hard, wanted)))
+    except (ValueError, OSError):
+        if soft < hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        log.warning(
+            "LimitNOFILE is %d: so many reads, less some, can wait at once; the unit sets more",
+            hard,
+        )
+
+
+def stored_descriptors() -> dict[str, int]:
+    """What systemd's fd store gave back, by name (sd_listen_fds(3))."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return {}
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+    count = int(os.environ.get("LISTEN_FDS", "0"))
+    return {name: 3 + n for n, name in enumerate(names[:count]) if name}

@@ -1,0 +1,113 @@
+"""Images that went the overlay way: indexed afterwards from containerd's content store.
+
+No byte is fetched twice: the blob is read where containerd keeps it. One layer at a time, and only
+while no first pull is going on. A blob that containerd has thrown away is passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from snapshotter.clock import Clock
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import EmberError
+from snapshotter.imagefs.catalog import Layer
+from snapshotter.imagefs.decision import ImageDocument
+from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.shelf import Shelf
+
+log = logging.getLogger(__name__)
+
+POLL_S = 2.0
+PULL_LIMIT_S = 3600.0
+WAITING = 4096
+
+
+class ContentStore(Protocol):
+    """containerd's content store."""
+
+    async def blob_size(self, namespace: str, digest: Digest) -> int: ...
+
+    def stream_blob(self, namespace: str, digest: Digest) -> AsyncIterator[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    namespace: str
+    repository: str
+    layer: Layer
+    until_s: float
+
+
+class IdleIndexer:
+    """A bounded queue of layers whose index is wanted, worked off in the background."""
+
+    def __init__(self, store: ContentStore, ingest: Ingest, shelf: Shelf, clock: Clock) -> None:
+        self._store = store
+        self._ingest = ingest
+        self._shelf = shelf
+        self._clock = clock
+        self._wanted: dict[Digest, _Wanted] = {}
+        self._awake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._task = asyncio.create_task(self._run(), name="idle indexing")
+
+    async def stop(self) -> None:
+        """Stop; what is half indexed is indexed again when it is asked for."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def want(self, namespace: str, document: ImageDocument, layers: Sequence[Layer]) -> None:
+        """Index ``layers`` once containerd has them."""
+        until_s = self._clock.monotonic_s() + PULL_LIMIT_S
+        for layer in layers:
+            if len(self._wanted) < WAITING:
+                self._wanted[layer.blob] = _Wanted(namespace, document.repository, layer, until_s)
+        self._awake.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._awake.wait()
+            while self._wanted:
+                await self._clock.sleep(POLL_S)
+                if not self._ingest.jobs():
+                    await self._step()
+            self._awake.clear()
+
+    async def _step(self) -> None:
+        """Index one layer that containerd has by now; drop what is done, refused or too old."""
+        for digest, wanted in list(self._wanted.items()):
+            late = self._clock.monotonic_s() > wanted.until_s
+            if late or self._shelf.get(digest) is not None:
+                del self._wanted[digest]
+                continue
+            try:
+                await self._store.blob_size(wanted.namespace, digest)
+            except EmberError:
+                continue
+            del self._wanted[digest]
+            await self._index(wanted)
+            return
+
+    async def _index(self, wanted: _Wanted) -> None:
+        layer = wanted.layer
+        blob = BlobRef(wanted.repository, layer.blob, layer.size_bytes)
+
+        def source(ref: BlobRef) -> AsyncIterator[bytes]:
+            return self._store.stream_blob(wanted.namespace, ref.digest)
+
+        job = self._ingest.start_from(blob, layer.diff_id, source)
+        try:
+            await self._ingest.wait(job, PULL_LIMIT_S)
+        except EmberError as error:
+            log.warning("layer %s is not indexed: %s", layer.blob, error)
+        else:
+            log.info("layer %s is indexed; its next start can be lazy", layer.blob)

@@ -1,0 +1,253 @@
+"""First pulls: a layer without an index is streamed once, verified, indexed, and its view kept.
+
+One job for each blob, whoever asks. Nothing of a layer can be read before its job has seen both
+digests come out right; a job that fails leaves no trace but its reason, and may be started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from snapshotter.clock import Clock
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import CorruptError, EmberError, NoSpaceError, RefusedError
+from snapshotter.image.index import LayerIndex
+from snapshotter.image.indexer import LayerIndexer
+
+log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 1024 * 1024
+RATE_MEMORY = 0.5
+FINISHED_JOBS = 4096
+
+
+class Streams(Protocol):
+    """Whole blobs from their origin; resumes by itself after a broken connection."""
+
+    def stream(self, blob: BlobRef) -> AsyncIterator[bytes]: ...
+
+
+class Staging(Protocol):
+    """A view that is being written whole and can't be read until it is sealed."""
+
+    def sink(self, offset: int, data: memoryview) -> None:
+        """Write plain bytes; called from a worker thread."""
+        ...
+
+    async def seal(self, index: LayerIndex) -> None:
+        """Everything was right: make all of it readable, durably."""
+        ...
+
+    async def discard(self) -> None:
+        """Throw away what was written."""
+        ...
+
+
+@dataclass(slots=True)
+class Job:
+    """One layer on its way: ``done_bytes`` of ``blob.size_bytes`` compressed bytes so far."""
+
+    blob: BlobRef
+    diff_id: Digest
+    started_s: float
+    done_bytes: int = 0
+    error: EmberError | None = None
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def percent(self) -> int:
+        """Share of the compressed bytes that has been indexed."""
+        return 100 * self.done_bytes // max(1, self.blob.size_bytes)
+
+
+class Ingest:
+    """Streams layers side by side, at most ``parallel`` at once; the others wait their turn."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        stage: Callable[[Digest], Staging | None],
+        index_directory: Path,
+        on_indexed: Callable[[Digest], None],
+        on_refused: Callable[[Digest, str], Coroutine[None, None, None]],
+        executor: Executor,
+        clock: Clock,
+        parallel: int,
+        assumed_rate: int,
+    ) -> None:
+        self._streams = streams
+        self._stage = stage
+        self._directory = index_directory
+        self._on_indexed = on_indexed
+        self._on_refused = on_refused
+        self._executor = executor
+        self._clock = clock
+        self._slots = asyncio.Semaphore(parallel)
+        self._assumed_rate = float(assumed_rate)
+        self._jobs: dict[Digest, Job] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rates: dict[str, float] = {}
+
+    def running(self, blob: Digest) -> bool:
+        """True while ``blob`` is on its way or waits for its turn."""
+        job = self._jobs.get(blob)
+        return job is not None and not job.finished.is_set()
+
+    def job(self, blob: Digest) -> Job | None:
+        """The last job of ``blob``, running or ended."""
+        return self._jobs.get(blob)
+
+    def jobs(self) -> list[Job]:
+        """All jobs that have not ended."""
+        return [job for job in self._jobs.values() if not job.finished.is_set()]
+
+    def rate(self, registry: str) -> float:
+        """Compressed bytes a second that streams from ``registry`` have reached lately."""
+        return self._rates.get(registry, self._assumed_rate)
+
+    def start(self, blob: BlobRef, diff_id: Digest) -> Job:
+        """Begin to stream ``blob``, or join the job that does already."""
+        return self._begin(blob, diff_id, self._streams.stream, keep=True)
+
+    def start_from(
+        self,
+        blob: BlobRef,
+        diff_id: Digest,
+        source: Callable[[BlobRef], AsyncIterator[bytes]],
+    ) -> Job:
+        """Index ``blob`` from bytes that are on this node already; its view is not kept."""
+        return self._begin(blob, diff_id, source, keep=False)
+
+    def _begin(
+        self,
+        blob: BlobRef,
+        diff_id: Digest,
+        source: Callable[[BlobRef], AsyncIterator[bytes]],
+        keep: bool,
+    ) -> Job:
+        known = self._jobs.get(blob.digest)
+        if known is not None and not known.finished.is_set():
+            return known
+        while len(self._jobs) >= FINISHED_JOBS:
+            ended = next((d for d, j in self._jobs.items() if j.finished.is_set()), None)
+            if ended is None:
+                break
+            del self._jobs[ended]
+        job = Job(blob, diff_id, self._clock.monotonic_s())
+        self._jobs[blob.digest] = job
+        task = asyncio.create_task(self._run(job, source, keep), name=f"ingest {blob.digest}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return job
+
+    async def wait(self, job: Job, wait_s: float) -> bool:
+        """True if ``job`` ended well within ``wait_s``; its error is raised if it failed."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await job.finished.wait()
+        except TimeoutError:
+            return False
+        if job.error is not None:
+            raise job.error
+        return True
+
+    async def close(self) -> None:
+        """Cancel what runs; it starts anew when it is asked for again."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(
+        self, job: Job, source: Callable[[BlobRef], AsyncIterator[bytes]], keep: bool
+    ) -> None:
+        try:
+            async with self._slots:
+                await self._ingest(job, source, keep)
+        except (RefusedError, CorruptError) as error:
+            job.error = error
+            log.error("layer %s is refused: %s", job.blob.digest, error)
+            if isinstance(error, RefusedError):
+                await self._on_refused(job.blob.digest, str(error))
+        except EmberError as error:
+            job.error = error
+            log.error("layer %s could not be indexed: %s", job.blob.digest, error)
+        except OSError as error:
+            job.error = NoSpaceError(f"indexing layer {job.blob.digest}: {error}")
+            log.error("%s", job.error)
+        except asyncio.CancelledError:
+            job.error = EmberError(f"indexing layer {job.blob.digest} was stopped")
+            raise
+        except Exception as error:
+            job.error = EmberError(f"indexing layer {job.blob.digest} failed: {error!r}")
+            log.exception("indexing layer %s failed", job.blob.digest)
+        finally:
+            job.finished.set()
+
+    async def _ingest(
+        self, job: Job, source: Callable[[BlobRef], AsyncIterator[bytes]], keep: bool
+    ) -> None:
+        staging = self._stage(job.diff_id) if keep else None
+        began_s = self._clock.monotonic_s()
+        try:
+            indexer = LayerIndexer(
+                job.blob.digest,
+                job.diff_id,
+                blob_bytes=job.blob.size_bytes,
+                sink=staging.sink if staging is not None else None,
+                directory=self._directory,
+            )
+            await self._feed(job, indexer, source)
+            loop = asyncio.get_running_loop()
+            index = await loop.run_in_executor(self._executor, indexer.finish)
+            if staging is not None:
+                await staging.seal(index)
+        except BaseException:
+            if staging is not None:
+                await asyncio.shield(staging.discard())
+            raise
+        if keep:
+            self._learn_rate(job, self._clock.monotonic_s() - began_s)
+        self._on_indexed(job.blob.digest)
+
+    async def _feed(
+        self,
+        job: Job,
+        indexer: LayerIndexer,
+        source: Callable[[BlobRef], AsyncIterator[bytes]],
+    ) -> None:
+        """Hand blocks to the indexer in a worker thread while the next one is being received."""
+        loop = asyncio.get_running_loop()
+        feeding: asyncio.Future[None] | None = None
+        block = bytearray()
+        try:
+            async for part in source(job.blob):
+                block += part
+                if len(block) < BLOCK_BYTES:
+                    continue
+                if feeding is not None:
+                    await feeding
+                job.done_bytes += len(block)
+                feeding = loop.run_in_executor(self._executor, indexer.feed, bytes(block))
+                block = bytearray()
+            if feeding is not None:
+                await feeding
+            feeding = None
+            job.done_bytes += len(block)
+            await loop.run_in_executor(self._executor, indexer.feed, bytes(block))
+        finally:
+            if feeding is not None:
+                await asyncio.wait([feeding])
+
+    def _learn_rate(self, job: Job, took_s: float) -> None:
+        if job.blob.size_bytes < BLOCK_BYTES or took_s <= 0:
+            return
+        registry = job.blob.repository.split("/", 1)[0]
+        rate = job.blob.size_bytes / took_s
+        known = self._rates.get(registry, rate)
+        self._rates[registry] = RATE_MEMORY * rate + (1 - RATE_MEMORY) * known

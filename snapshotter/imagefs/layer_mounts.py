@@ -1,0 +1,212 @@
+"""Indexes and views become mounted layers, one EROFS instance for each metadata image.
+
+A view that is complete is mounted from the unmarked path and costs nothing from then on; any other
+through the guarded bind mount, and only after the guard knows it. A link in the snapshot's
+directory appears when the mount is there and not before: what comes too early fails, and never
+sees an empty layer. Mounts outlive the daemon; a record beside each says what it is made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ioengine import mounts
+from snapshotter.content import Digest
+from snapshotter.errors import UnavailableError
+from snapshotter.image.index import LayerIndex
+from snapshotter.imagefs.metadata import MetadataImages
+from snapshotter.imagefs.views import Views
+from snapshotter.snapshots.lazy import StackEntry
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Mounted:
+    """One EROFS instance: where, and what it is made of. ``suspect``: may have shown zeros."""
+
+    key: str
+    target: Path
+    layer: Digest
+    view: Digest
+    guarded: bool
+    suspect: bool = False
+
+
+class LayerMounts:
+    """All EROFS instances of this node. Life story: ``restore`` once, then mount and release."""
+
+    def __init__(
+        self,
+        directory: Path,
+        views: Views,
+        metadata: MetadataImages,
+        executor: Executor,
+        *,
+        directio: bool,
+    ) -> None:
+        self.directory = directory
+        self._views = views
+        self._metadata = metadata
+        self._executor = executor
+        self._directio = directio
+        self._mounted: dict[str, Mounted] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: dict[Path, set[Path]] = {}
+
+    def restore(self, links: Iterable[Path]) -> list[Mounted]:
+        """Find the mounts that an earlier daemon left, and by ``links`` who stands on them.
+
+        After a reboot nothing is mounted and every link dangles: a mount that comes before Ember
+        was asked fails, and never sees an empty layer.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        there = {mount.target for mount in mounts.mountinfo()}
+        for record in sorted(self.directory.glob("*.json")):
+            target = record.with_suffix("")
+            if target not in there:
+                record.unlink()
+                continue
+            mounted = _decode(record.read_text(encoding="utf-8"), target)
+            self._mounted[_name(mounted)] = mounted
+        known = {mounted.target for mounted in self._mounted.values()}
+        for leftover in self.directory.iterdir():
+            if leftover.is_dir() and leftover not in known and leftover not in there:
+                leftover.rmdir()
+        for link in links:
+            if link.is_symlink():
+                self._users.setdefault(link.readlink(), set()).add(link)
+        return list(self._mounted.values())
+
+    def instances(self) -> list[Mounted]:
+        """Every EROFS instance that is mounted."""
+        return list(self._mounted.values())
+
+    def of_view(self, view: Digest) -> list[Mounted]:
+        """The instances whose data is ``view``."""
+        return [m for m in self._mounted.values() if m.view == view]
+
+    def mark_suspect(self, mounted: Mounted) -> None:
+        """Set an instance aside: who uses it goes on, whoever comes next gets a new one."""
+        mounted.suspect = True
+        self._mounted.pop(mounted.key, None)
+        self._mounted[_name(mounted)] = mounted
+        self._record(mounted)
+
+    async def mount(
+        self, entry: StackEntry, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]
+    ) -> str:
+        """Mount ``entry`` (again, if need be) and link its directory; returns the mount's key."""
+        loop = asyncio.get_running_loop()
+        lock = self._locks.setdefault(index.layer.hex, asyncio.Lock())
+        async with lock:
+            image = await loop.run_in_executor(self._executor, self._metadata.of, index, below)
+            mounted = self._mounted.get(image.key)
+            if mounted is None:
+                guarded = not await self._views.complete(index)
+                if guarded:
+                    await self._views.guard(index)
+                target = self._free_target(image.key)
+                mounted = Mounted(image.key, target, index.layer, index.diff_id, guarded)
+                await loop.run_in_executor(self._executor, self._attach, mounted, image.path)
+                self._mounted[image.key] = mounted
+            await loop.run_in_executor(self._executor, _link, entry.directory, mounted.target)
+            self._users.setdefault(mounted.target, set()).add(entry.directory)
+        return image.key
+
+    def _free_target(self, key: str) -> Path:
+        number = 0
+        while True:
+            target = self.directory / (f"{key}.{number}" if number else key)
+            if not target.exists():
+                return target
+            number += 1
+
+    def _attach(self, mounted: Mounted, image: Path) -> None:
+        mounted.target.mkdir()
+        self._record(mounted)
+        try:
+            device = self._views.path(mounted.view, guarded=mounted.guarded)
+            directio = self._directio and not mounted.guarded
+            mounts.mount_erofs(image, mounted.target, [device], directio=directio)
+        except OSError as error:
+            self._forget(mounted)
+            raise UnavailableError(
+                f"layer {mounted.layer} can't be mounted: {error}; `ember doctor` tells what the"
+                " kernel lacks"
+            ) from None
+
+    def _record(self, mounted: Mounted) -> None:
+        path = mounted.target.with_name(mounted.target.name + ".json")
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(_encode(mounted), encoding="utf-8")
+        temporary.replace(path)
+
+    async def release(self, directory: Path) -> None:
+        """The snapshot that linked ``directory`` is gone: unmount what only it needed."""
+        for mounted in list(self._mounted.values()):
+            users = self._users.get(mounted.target, set())
+            if directory in users:
+                users.discard(directory)
+                if not users:
+                    await self.detach(mounted)
+
+    async def detach(self, mounted: Mounted) -> None:
+        """Unmount an instance; overlays that stand on it hold it until their own end."""
+        loop = asyncio.get_running_loop()
+        async with self._locks.setdefault(mounted.layer.hex, asyncio.Lock()):
+            if self._mounted.get(_name(mounted)) is mounted:
+                await loop.run_in_executor(self._executor, self._detach, mounted)
+                del self._mounted[_name(mounted)]
+                self._users.pop(mounted.target, None)
+
+    def _detach(self, mounted: Mounted) -> None:
+        try:
+            mounts.unmount(mounted.target, detach=True)
+        except OSError as error:
+            log.warning("unmounting %s: %s", mounted.target, error)
+            return
+        self._forget(mounted)
+
+    def _forget(self, mounted: Mounted) -> None:
+        mounted.target.with_name(mounted.target.name + ".json").unlink(missing_ok=True)
+        mounted.target.rmdir()
+
+
+def _name(mounted: Mounted) -> str:
+    """The key that finds an instance; a suspect one is found by nobody who wants to mount."""
+    return f"{mounted.key} (suspect {mounted.target.name})" if mounted.suspect else mounted.key
+
+
+def _link(link: Path, target: Path) -> None:
+    if link.is_symlink() and link.readlink() == target:
+        return
+    link.parent.mkdir(parents=True, exist_ok=True)
+    temporary = link.with_name(f".{link.name}.new")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
+
+
+def _encode(mounted: Mounted) -> str:
+    fields = asdict(mounted)
+    fields.update(layer=str(mounted.layer), view=str(mounted.view), target=str(mounted.target))
+    return json.dumps(fields)
+
+
+def _decode(text: str, target: Path) -> Mounted:
+    fields = json.loads(text)
+    return Mounted(
+        fields["key"],
+        target,
+        Digest.parse(fields["layer"]),
+        Digest.parse(fields["view"]),
+        bool(fields["guarded"]),
+        bool(fields.get("suspect", False)),
+    )

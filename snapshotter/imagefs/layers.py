@@ -1,0 +1,127 @@
+"""The provider of lazy layers: decision, first pull and mounts behind the snapshotter's protocol.
+
+It never calls back into the snapshotter. Waiting for a first pull happens in ``mount`` with the
+caller's limit; everything else here is local and quick.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from snapshotter.clock import Clock
+from snapshotter.content import Digest
+from snapshotter.errors import EmberError, NotFoundError, UnavailableError
+from snapshotter.image.index import LayerIndex
+from snapshotter.imagefs.catalog import Catalog
+from snapshotter.imagefs.decision import Decider
+from snapshotter.imagefs.ingest import Ingest, Job
+from snapshotter.imagefs.layer_mounts import LayerMounts
+from snapshotter.imagefs.shelf import Shelf
+from snapshotter.imagefs.views import Views
+from snapshotter.snapshots.lazy import LayerClaim, LazyLayer, StackEntry
+from snapshotter.snapshots.model import Usage
+
+log = logging.getLogger(__name__)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class Layers:
+    """Implements snapshots.lazy.LazyLayers over the parts of this package."""
+
+    def __init__(
+        self,
+        decider: Decider,
+        catalog: Catalog,
+        shelf: Shelf,
+        ingest: Ingest,
+        mounts: LayerMounts,
+        views: Views,
+        clock: Clock,
+    ) -> None:
+        self._decider = decider
+        self._catalog = catalog
+        self._shelf = shelf
+        self._ingest = ingest
+        self._mounts = mounts
+        self._views = views
+        self._clock = clock
+        self.when_mounted: Callable[[], None] = _nothing
+
+    async def claim(self, claim: LayerClaim) -> LazyLayer | None:
+        """Take the layer if its whole image is lazy and it is the layer that its labels say."""
+        decision = await self._decider.decide(claim)
+        if not decision.lazy:
+            return None
+        for layer in decision.layers:
+            if layer.blob == claim.layer_digest and str(layer.chain_id) == claim.chain_id:
+                return LazyLayer(layer.blob, layer.diff_id)
+        log.warning(
+            "%s: layer %s with chain %s is not in its manifest; left to containerd",
+            claim.image_ref,
+            claim.layer_digest,
+            claim.chain_id,
+        )
+        return None
+
+    async def mount(self, stack: Sequence[StackEntry], wait_s: float) -> None:
+        """Mount every lazy entry, lowest first; UnavailableError if an index comes too late."""
+        deadline_s = self._clock.monotonic_s() + wait_s
+        below: list[tuple[StackEntry, str]] = []
+        for entry in stack:
+            key = ""
+            if entry.layer is not None:
+                index = await self._index(entry, deadline_s)
+                key = await self._mounts.mount(entry, index, below)
+            below.append((entry, key))
+        self.when_mounted()
+
+    async def _index(self, entry: StackEntry, deadline_s: float) -> LayerIndex:
+        assert entry.layer is not None
+        index = self._shelf.get(entry.layer)
+        if index is not None:
+            return index
+        job = self._job(entry.layer, entry.view)
+        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        if not await self._ingest.wait(job, left_s):
+            raise UnavailableError(self._progress(entry.layer, job))
+        index = self._shelf.get(entry.layer)
+        if index is None:
+            raise UnavailableError(f"the index of layer {entry.layer} is gone; try again")
+        return index
+
+    def _job(self, layer: Digest, view: Digest | None) -> Job:
+        job = self._ingest.job(layer)
+        if job is not None and not job.finished.is_set():
+            return job
+        fault = self._catalog.fault(layer)
+        if fault is not None:
+            raise EmberError(f"layer {layer} was refused: {fault}")
+        origins = self._catalog.origins(layer)
+        if not origins or view is None:
+            raise NotFoundError(
+                f"no origin is known for layer {layer}; remove the image and pull it again"
+            )
+        return self._ingest.start(origins[0], view)
+
+    def _progress(self, layer: Digest, job: Job) -> str:
+        others = len(self._ingest.jobs()) - 1
+        return (
+            f"layer {layer} is still being indexed: {job.percent} % of"
+            f" {job.blob.size_bytes / 1e6:.0f} MB, and {others} other layers are on their way;"
+            " `ember status` shows the progress"
+        )
+
+    async def release(self, entry: StackEntry) -> None:
+        """Unmount the instance that only this snapshot needed."""
+        if entry.layer is not None:
+            await self._mounts.release(entry.directory)
+
+    async def usage(self, entry: StackEntry) -> Usage:
+        """Allocated bytes of the view; of inodes there is one: the view file."""
+        if entry.view is None:
+            return Usage(0, 0)
+        return Usage(self._views.bytes_on_disk(entry.view), 1)

@@ -1,0 +1,94 @@
+"""The EROFS metadata images that get mounted: one for a layer, or one for a layer in its chain.
+
+A layer whose tar leaves parents out, or hides what no layer below has, needs an image made for the
+chain that it stands on. What was worked out for a chain is remembered on disk, so it is done once.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from snapshotter.image.chain import adapt
+from snapshotter.image.erofs_reader import ErofsReader
+from snapshotter.image.erofs_writer import write_erofs
+from snapshotter.image.index import LayerIndex
+from snapshotter.image.lower import DirectoryLayer, ErofsLayer, LowerLayer
+from snapshotter.snapshots.lazy import StackEntry
+
+KEY_HEX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataImage:
+    """A metadata image on disk; ``key`` names it, and with it the mount that is made of it."""
+
+    key: str
+    path: Path
+
+
+class MetadataImages:
+    """Writes metadata images into one directory; safe to call again after a kill at any point."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def of(self, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]) -> MetadataImage:
+        """The image for ``index`` on ``below`` (lowest first), each with its key ("" = plain).
+
+        Reads the whole tree where the layer needs its chain: call it from a worker thread.
+        """
+        plain = index.layer.hex
+        if not index.needs_chain:
+            return self._write(plain, index.erofs)
+        names = [key or f"snapshot {entry.snapshot_id} {entry.name}" for entry, key in below]
+        chain = blake3("\n".join([plain, *names]).encode()).hexdigest()[:KEY_HEX]
+        key = f"{plain}-{chain}"
+        path = self.path(key)
+        same = path.with_suffix(".same")
+        if path.exists():
+            return MetadataImage(key, path)
+        if same.exists():
+            return self._write(plain, index.erofs)
+        tree = ErofsReader(index.erofs).tree()
+        adapted = adapt(tree, [self._lower(entry, key) for entry, key in below])
+        if adapted is None:
+            same.touch()
+            return self._write(plain, index.erofs)
+        image = write_erofs(
+            adapted, device_bytes=index.view_bytes, device_tag=index.diff_id.hex.encode("ascii")
+        )
+        return self._write(key, memoryview(image))
+
+    def path(self, key: str) -> Path:
+        """Where the metadata image ``key`` is."""
+        return self.directory / f"{key}.erofs"
+
+    def drop(self, layer_hex: str) -> None:
+        """Delete every image made for a layer; what is mounted keeps its open file."""
+        for path in self.directory.glob(f"{layer_hex}*"):
+            path.unlink(missing_ok=True)
+
+    def _lower(self, entry: StackEntry, key: str) -> LowerLayer:
+        if not key:
+            return DirectoryLayer(entry.directory)
+        with self.path(key).open("rb") as file:
+            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return ErofsLayer(ErofsReader(view))
+
+    def _write(self, key: str, image: memoryview) -> MetadataImage:
+        path = self.path(key)
+        if path.exists():
+            return MetadataImage(key, path)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            file.write(image)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        return MetadataImage(key, path)

@@ -1,0 +1,90 @@
+"""Dropping data: only what no other image needs and no EROFS instance has open.
+
+The proof that nothing has a view open is the kernel's: mounts of ours are taken away first, and a
+file that is still open after that belongs to a running container, and stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from snapshotter.errors import FailedPreconditionError
+from snapshotter.imagefs.catalog import Catalog, Image, Layer
+from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.layer_mounts import LayerMounts
+from snapshotter.imagefs.metadata import MetadataImages
+from snapshotter.imagefs.shelf import Shelf
+from snapshotter.imagefs.views import Views
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What went (``removed``), what stayed and why (``kept``), and how much room that made."""
+
+    freed_bytes: int = 0
+    removed: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+
+class Remover:
+    """Removes an image's data, and with it its index and its record if that is asked for."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        shelf: Shelf,
+        ingest: Ingest,
+        mounts: LayerMounts,
+        views: Views,
+        metadata: MetadataImages,
+    ) -> None:
+        self._catalog = catalog
+        self._shelf = shelf
+        self._ingest = ingest
+        self._mounts = mounts
+        self._views = views
+        self._metadata = metadata
+
+    async def remove(self, image: Image, *, data_only: bool) -> Outcome:
+        """Drop the data of ``image``; without ``data_only`` its indexes and its record too."""
+        outcome = Outcome()
+        for layer in dict.fromkeys(image.layers):
+            sharers = self._sharers(image, layer)
+            if sharers:
+                outcome.kept.append(f"layer {layer.blob}: {sharers[0]} has it too")
+            elif await self._drop_view(layer, outcome) and not data_only:
+                outcome.freed_bytes += self._shelf.bytes_on_disk(layer.blob)
+                self._shelf.drop(layer.blob)
+                self._metadata.drop(layer.blob.hex)
+        if not data_only and not any("in use" in line for line in outcome.kept):
+            await self._catalog.forget(image.manifest)
+            outcome.removed.append(f"image {image.manifest}")
+        return outcome
+
+    def _sharers(self, image: Image, layer: Layer) -> list[str]:
+        blobs = self._catalog.layers_of_view(layer.diff_id)
+        return [
+            other.names[0] if other.names else str(other.manifest)
+            for blob in blobs
+            for other in self._catalog.images_of_blob(blob)
+            if other.manifest != image.manifest and other.lazy
+        ]
+
+    async def _drop_view(self, layer: Layer, outcome: Outcome) -> bool:
+        """True if nothing of the layer's data is left."""
+        if self._ingest.running(layer.blob):
+            outcome.kept.append(f"layer {layer.blob}: in use, it is being indexed")
+            return False
+        for mounted in self._mounts.of_view(layer.diff_id):
+            await self._mounts.detach(mounted)
+        try:
+            freed = await self._views.drop(layer.diff_id)
+        except FailedPreconditionError:
+            outcome.kept.append(f"layer {layer.blob}: in use by a running container")
+            return False
+        outcome.freed_bytes += freed
+        outcome.removed.append(f"data of layer {layer.blob} ({freed} bytes)")
+        return True

@@ -1,0 +1,89 @@
+"""The indexes of this node: opened on first use, a bounded number kept open.
+
+An index is looked up by its layer's blob digest. The shelf also answers the road's question where a
+view's chunks can be made from: every indexed blob that unpacks to it, with every origin known.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import NotFoundError, RefusedError
+from snapshotter.fetch import LayerSource
+from snapshotter.image.index import LayerIndex
+
+log = logging.getLogger(__name__)
+
+OPEN_INDEXES = 2048
+
+
+class Shelf:
+    """Indexes by layer digest, in one directory of ``<hex>.idx`` and ``<hex>.win`` files."""
+
+    def __init__(
+        self,
+        directory: Path,
+        blobs_of_view: Callable[[Digest], Iterable[Digest]],
+        origins: Callable[[Digest], Sequence[BlobRef]],
+    ) -> None:
+        self.directory = directory
+        self._blobs_of_view = blobs_of_view
+        self._origins = origins
+        self._open: OrderedDict[Digest, LayerIndex] = OrderedDict()
+
+    def path(self, blob: Digest) -> Path:
+        """Where the index of ``blob`` is, or would be."""
+        return self.directory / f"{blob.hex}.idx"
+
+    def get(self, blob: Digest) -> LayerIndex | None:
+        """The index of ``blob``; one that is torn is put aside, named, and counts as missing."""
+        index = self._open.get(blob)
+        if index is not None:
+            self._open.move_to_end(blob)
+            return index
+        path = self.path(blob)
+        try:
+            index = LayerIndex.open(path)
+        except NotFoundError:
+            return None
+        except RefusedError as error:
+            broken = path.with_suffix(".broken")
+            log.error("index %s is unusable and put aside as %s: %s", path, broken, error)
+            path.replace(broken)
+            return None
+        if index.layer != blob:
+            log.error("index %s is of %s; it is not used", path, index.layer)
+            return None
+        self._open[blob] = index
+        while len(self._open) > OPEN_INDEXES:
+            self._open.popitem(last=False)
+        return index
+
+    def of_view(self, view: Digest) -> Sequence[LayerSource]:
+        """Every way to make chunks of ``view``; empty if no blob of it is indexed here."""
+        sources = []
+        for blob in self._blobs_of_view(view):
+            index = self.get(blob)
+            if index is not None and index.diff_id == view:
+                sources.append(LayerSource(index, tuple(self._origins(blob))))
+        return sources
+
+    def drop(self, blob: Digest) -> None:
+        """Forget and delete the index of ``blob``."""
+        self._open.pop(blob, None)
+        for suffix in (".idx", ".win"):
+            self.path(blob).with_suffix(suffix).unlink(missing_ok=True)
+
+    def bytes_on_disk(self, blob: Digest) -> int:
+        """Allocated bytes of the two files of ``blob``'s index."""
+        total = 0
+        for suffix in (".idx", ".win"):
+            try:
+                total += self.path(blob).with_suffix(suffix).stat().st_blocks * 512
+            except FileNotFoundError:
+                continue
+        return total
