@@ -1,0 +1,123 @@
+"""`ember`: one command with a verb for each task; every verb answers --help.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 no daemon. Results go to stdout,
+progress and complaints to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snapshotter.cli import doctor, images, pull, serve
+from snapshotter.cli.connection import EXIT_USAGE, Daemon, fail
+from snapshotter.config import Config, load
+from snapshotter.errors import ConfigError
+
+app = typer.Typer(
+    name="ember",
+    help="Has an image's bytes on this node before the pod asks for them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="Configuration file [default: /etc/ember/config.toml]"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document")]
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", help="containerd namespace (k8s.io for pods)")
+]
+
+
+def read_config(path: Path | None) -> Config:
+    """The configuration, or the end of the command with what is wrong in it."""
+    try:
+        return load(path)
+    except ConfigError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+@app.command(name="serve")
+def serve_command(
+    config: ConfigPath = None,
+    check: Annotated[bool, typer.Option("--check", help="Only check the configuration")] = False,
+) -> None:
+    """Run the daemon in the foreground (systemd: Type=notify)."""
+    settings = read_config(config)
+    if not check:
+        serve.run(settings, config)
+
+
+@app.command(name="pull")
+def pull_command(
+    image: Annotated[str, typer.Argument(help="Reference, such as registry.example/app:1.2")],
+    config: ConfigPath = None,
+    namespace: Namespace = "default",
+    platform: Annotated[
+        str, typer.Option(help="os/architecture[/variant] [default: this node's]")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Pull an image into containerd so that its containers can start before its bytes are here."""
+    pull.run(Daemon(read_config(config).socket), image, namespace, platform, json)
+
+
+@app.command(name="images")
+def images_command(config: ConfigPath = None, json: Json = False) -> None:
+    """List images: how much of each is here, what runs on it, and why it is not lazy."""
+    images.show_images(Daemon(read_config(config).socket).status(), json)
+
+
+@app.command(name="status")
+def status_command(
+    image: Annotated[str | None, typer.Argument(help="Only this image, layer by layer")] = None,
+    config: ConfigPath = None,
+    json: Json = False,
+) -> None:
+    """Show the daemon, its data path, what is being indexed, and the images."""
+    images.show_status(Daemon(read_config(config).socket).status(), image, json)
+
+
+@app.command(name="rm")
+def rm_command(
+    image: Annotated[str, typer.Argument(help="Name or digest, as `ember images` shows it")],
+    config: ConfigPath = None,
+    data: Annotated[
+        bool, typer.Option("--data", help="Only the data: the next start is lazy")
+    ] = False,
+    namespace: Namespace = "default",
+) -> None:
+    """Remove an image and its data from this node."""
+    images.remove(Daemon(read_config(config).socket), image, namespace, data)
+
+
+@app.command(name="drain")
+def drain_command(config: ConfigPath = None) -> None:
+    """Fetch the rest of everything that is mounted, before a stop that shall last."""
+    images.drain(Daemon(read_config(config).socket))
+
+
+@app.command(name="doctor")
+def doctor_command(config: ConfigPath = None, json: Json = False) -> None:
+    """Check kernel, file system, containerd and permissions: what is, and the way out."""
+    doctor.run(read_config(config), json)
+
+
+def main() -> None:
+    """Entry point of the `ember` command."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""The configuration file: TOML in, one checked and frozen value out.
+
+Every key has a default that suits a node with containerd and a registry, so an empty file is valid.
+What is unknown or wrong is named with file and key. Parts never see this module: the daemon hands
+each of them the few values that it needs.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from snapshotter.errors import ConfigError
+
+DEFAULT_PATH = Path("/etc/ember/config.toml")
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?(?:/s)?", re.ASCII | re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _bytes(value: object) -> object:
+    """``"64MiB"``, ``"200MB/s"``, ``1048576`` → bytes (K: powers of 1000, Ki: of 1024)."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"{value!r} is not a size such as 64MiB, 2GB or a number of bytes")
+    power = " KMGT".index(match[2].upper() or " ")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+def _seconds(value: object) -> object:
+    """``"110s"``, ``"5m"``, ``2.5`` → seconds."""
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(
+            f"{value!r} is not a duration such as 500ms, 110s, 5m or a number of seconds"
+        )
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A table of the file: immutable, and no key that isn't known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Containerd(Section):
+    """Where containerd is and what it calls this snapshotter."""
+
+    address: Path = Path("/run/containerd/containerd.sock")
+    snapshotter: str = "ember"
+    timeout: Seconds = 3.0
+
+
+class FirstPull(Section):
+    """What happens when an image comes that has no index yet."""
+
+    mode: Literal["auto", "stream", "overlay"] = "auto"
+    budget: Seconds = 60.0
+    assumed_rate: Bytes = 12_500_000
+    parallel_layers: Annotated[int, Field(ge=1, le=64)] = 4
+    index_when_idle: bool = True
+
+
+class Registry(Section):
+    """How origins are reached."""
+
+    hosts_dir: Path = Path("/etc/containerd/certs.d")
+    plain_http: tuple[str, ...] = ()
+    docker_config: tuple[Path, ...] = (Path("/root/.docker/config.json"),)
+    credential_provider_config: Path | None = None
+    credential_provider_bin_dir: Path | None = None
+    connections_per_host: Annotated[int, Field(ge=1, le=256)] = 16
+    connect_timeout: Seconds = 10.0
+    read_timeout: Seconds = 30.0
+    decision_timeout: Seconds = 3.0
+
+
+class CriProxy(Section):
+    """The image-service proxy that sees pod pull secrets; off unless an address is given."""
+
+    address: Path | None = None
+    upstream: Path | None = None
+
+
+class Fetch(Section):
+    """The road: how long a reader waits, and how much goes on at once."""
+
+    miss_timeout: Seconds = 300.0
+    demand_slots: Annotated[int, Field(ge=1, le=1024)] = 32
+    background_slots: Annotated[int, Field(ge=1, le=256)] = 4
+
+
+class Completion(Section):
+    """Fetching the rest of an image behind everything else."""
+
+    enabled: bool = True
+    delay: Seconds = 30.0
+    rate: Bytes = 10_000_000
+
+
+class Cache(Section):
+    """L1 on local disk."""
+
+    ballast: Bytes = 64 * 1024 * 1024
+    flush_interval: Seconds = 5.0
+
+
+class Lazy(Section):
+    """The data path; ``off`` makes Ember a plain overlay snapshotter."""
+
+    mode: Literal["auto", "off"] = "auto"
+    mounts_wait: Seconds = 110.0
+
+
+class Engine(Section):
+    """How local I/O is done."""
+
+    ring: Literal["auto", "io_uring", "threads"] = "auto"
+
+
+class Metrics(Section):
+    """Prometheus endpoint, as ``host:port``; empty: none."""
+
+    address: str = ""
+
+
+class Config(Section):
+    """The whole file."""
+
+    root: Path = Path("/var/lib/ember")
+    state: Path = Path("/run/ember")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    containerd: Containerd = Containerd()
+    first_pull: FirstPull = FirstPull()
+    registry: Registry = Registry()
+    cri_proxy: CriProxy = CriProxy()
+    fetch: Fetch = Fetch()
+    completion: Completion = Completion()
+    cache: Cache = Cache()
+    lazy: Lazy = Lazy()
+    engine: Engine = Engine()
+    metrics: Metrics = Metrics()
+
+    @property
+    def socket(self) -> Path:
+        """Where containerd and the command line reach the daemon."""
+        return self.state / "ember.sock"
+
+
+def _key(location: Iterable[int | str]) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def parse(text: str, source: str) -> Config:
+    """Read TOML ``text``; ConfigError names ``source`` (the file) and every key that is wrong."""
+    try:
+        table: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: not valid TOML: {error}") from None
+    try:
+        return Config.model_validate(table)
+    except ValidationError as error:
+        faults = []
+        for fault in error.errors():
+            key = _key(fault["loc"])
+            if fault["type"] == "extra_forbidden":
+                faults.append(
+                    f"{source}: {key}: no such key (docs/configuration.md lists them all)"
+                )
+            else:
+                faults.append(f"{source}: {key}: {fault['msg'].removeprefix('Value error, ')}")
+        raise ConfigError("\n".join(faults)) from None
+
+
+def load(path: Path | None) -> Config:
+    """The configuration at ``path``; None: the default file if it exists, else the defaults."""
+    if path is None:
+        if not DEFAULT_PATH.exists():
+            return Config()
+        path = DEFAULT_PATH
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return parse(text, str(path))

@@ -1,0 +1,307 @@
+"""What an operator can ask of a running daemon: status, pull, removal, drain.
+
+Each answer is put together from the parts that know; nothing here keeps state of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from snapshotter import __version__
+from snapshotter.chunks.store import ViewStore
+from snapshotter.clock import Clock
+from snapshotter.content import Digest
+from snapshotter.errors import EmberError, NotFoundError
+from snapshotter.fetch import Road
+from snapshotter.imagefs.catalog import Catalog, Image, Layer
+from snapshotter.imagefs.datapath import DataPath
+from snapshotter.imagefs.decision import Decider
+from snapshotter.imagefs.documents import chain_ids
+from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.layer_mounts import LayerMounts
+from snapshotter.imagefs.misses import MissPump
+from snapshotter.imagefs.removal import Remover
+from snapshotter.imagefs.shelf import Shelf
+from snapshotter.oci.platform import Platform, host_platform
+from snapshotter.oci.reference import parse_reference
+from snapshotter.oci.registry import RegistryClient
+from snapshotter.oci.resolver import ResolvedImage
+from snapshotter.rpc.containerd import Containerd
+from snapshotter.rpc.control import DrainState, PullEvent, Removal
+from snapshotter.rpc.pull import Puller, PullStep
+
+DRAIN_REPORT_S = 1.0
+PULL_EVENTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The daemon's parts, as far as operators' questions concern them."""
+
+    catalog: Catalog
+    shelf: Shelf
+    ingest: Ingest
+    mounts: LayerMounts
+    remover: Remover
+    decider: Decider
+    store: ViewStore
+    road: Road
+    misses: MissPump | None
+    data_path: DataPath
+    containerd: Containerd
+    registry: RegistryClient
+    snapshotter: str
+    engine: tuple[str, str]
+    clock: Clock
+    started_s: float
+
+
+class DaemonOperations:
+    """Implements rpc.control.Operations."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def status(self) -> dict[str, Any]:
+        """The status document; docs/status.md says what each field means."""
+        parts = self._parts
+        path = parts.data_path
+        here = {stored.view: stored for stored in await parts.store.stored()}
+        running = await self._containers()
+        suspect = {m.layer: "" for m in parts.mounts.instances() if m.suspect}
+        return {
+            "daemon": {
+                "version": __version__,
+                "pid": os.getpid(),
+                "up_s": round(parts.clock.monotonic_s() - parts.started_s, 3),
+                "data_path": {"name": path.name, "reasons": list(path.reasons)},
+                "engine": {"name": parts.engine[0], "reason": parts.engine[1]},
+                "keeper": path.keeper_text(),
+                "keeper_losses": path.keeper_losses,
+            },
+            "images": [
+                self._image(image, here, running, set(suspect)) for image in parts.catalog.images()
+            ],
+            "indexing": [
+                {
+                    "layer": str(job.blob.digest),
+                    "percent": job.percent,
+                    "size_bytes": job.blob.size_bytes,
+                }
+                for job in parts.ingest.jobs()
+            ],
+            "misses": asdict(parts.misses.counts) if parts.misses else _NO_MISSES,
+            "guard": asdict(path.guard.counts()) if path.guard else None,
+            "tiers": self._bytes_by_tier(),
+        }
+
+    def _bytes_by_tier(self) -> dict[str, int]:
+        total: Counter[str] = Counter()
+        images = self._parts.catalog.images()
+        for view in {layer.diff_id for image in images for layer in image.layers}:
+            total += self._parts.road.tally(view).bytes_by_tier
+        return dict(total)
+
+    async def _containers(self) -> dict[str, list[str]]:
+        """Image name → containers on this snapshotter; empty if containerd does not answer."""
+        containerd = self._parts.containerd
+        found: dict[str, list[str]] = {}
+        with contextlib.suppress(EmberError):
+            for namespace in await containerd.namespaces():
+                for container, image in await containerd.containers(
+                    namespace, self._parts.snapshotter
+                ):
+                    found.setdefault(image, []).append(f"{namespace}/{container}")
+        return found
+
+    def _image(
+        self,
+        image: Image,
+        here: dict[Digest, Any],
+        running: dict[str, list[str]],
+        suspect: set[Digest],
+    ) -> dict[str, Any]:
+        layers = [self._layer(layer, here) for layer in image.layers]
+        named = [c for name in image.names for c in running.get(name, ())]
+        doubtful = [str(layer.blob) for layer in image.layers if layer.blob in suspect]
+        return {
+            "names": list(image.names),
+            "manifest": str(image.manifest),
+            "lazy": image.lazy,
+            "reason": image.reason,
+            "suspect": _suspicion(doubtful),
+            "here_bytes": sum(layer["here_bytes"] for layer in layers),
+            "plain_bytes": sum(layer["view_bytes"] for layer in layers),
+            "size_bytes": sum(layer.size_bytes for layer in image.layers),
+            "containers": named,
+            "layers": layers,
+        }
+
+    def _layer(self, layer: Layer, here: dict[Digest, Any]) -> dict[str, Any]:
+        parts = self._parts
+        index = parts.shelf.get(layer.blob)
+        stored = here.get(layer.diff_id)
+        job = parts.ingest.job(layer.blob)
+        if index is not None:
+            state = "indexed"
+        elif job is not None and not job.finished.is_set():
+            state = f"being indexed, {job.percent} %"
+        else:
+            state = parts.catalog.fault(layer.blob) or (str(job.error) if job else "no index")
+        here_bytes = 0
+        if stored is not None:
+            chunk_bytes = -(-stored.length_bytes // max(1, stored.chunk_count))
+            here_bytes = min(stored.length_bytes, stored.readable_count * chunk_bytes)
+        return {
+            "digest": str(layer.blob),
+            "diff_id": str(layer.diff_id),
+            "size_bytes": layer.size_bytes,
+            "view_bytes": index.view_bytes if index else 0,
+            "here_bytes": here_bytes,
+            "index_bytes": parts.shelf.bytes_on_disk(layer.blob),
+            "tiers": dict(parts.road.tally(layer.diff_id).bytes_by_tier),
+            "state": state,
+        }
+
+    async def pull(self, image: str, namespace: str, platform: str) -> AsyncIterator[PullEvent]:
+        """Resolve, then bring into containerd; the last event says done, and why not lazy."""
+        parts = self._parts
+        wanted = Platform.parse(platform) if platform else host_platform()
+        resolved = await parts.registry.resolve(parse_reference(image), wanted)
+        yield PullEvent("resolved", total=len(resolved.layers), digest=str(resolved.target_digest))
+        await self._remember_origin(resolved)
+        events: asyncio.Queue[PullStep | None] = asyncio.Queue(PULL_EVENTS)
+        puller = Puller(parts.containerd, parts.registry, parts.snapshotter)
+        task = asyncio.create_task(
+            puller.pull(resolved, namespace, events.put_nowait), name=f"pull {image}"
+        )
+        task.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (step := await events.get()) is not None:
+                yield PullEvent(step.state, step.position, step.total, str(step.digest))
+            await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        known = parts.catalog.image(resolved.manifest_digest)
+        yield PullEvent(
+            "done",
+            total=len(resolved.layers),
+            digest=str(resolved.target_digest),
+            reason=known.reason if known is not None else "",
+        )
+
+    async def _remember_origin(self, resolved: ResolvedImage) -> None:
+        """A second blob of a view that is here is a source for it, though nobody will prepare it.
+
+        containerd names snapshots by diffIDs and does not ask about blobs that unpack to the same.
+        """
+        diff_ids = [layer.diff_id for layer in resolved.layers]
+        layers = tuple(
+            Layer(layer.digest, layer.diff_id, chain_id, layer.size)
+            for layer, chain_id in zip(resolved.layers, chain_ids(diff_ids), strict=True)
+        )
+        known = self._parts.catalog.image(resolved.manifest_digest)
+        await self._parts.catalog.remember(
+            Image(
+                resolved.manifest_digest,
+                (str(resolved.reference),),
+                (resolved.reference.name,),
+                layers,
+                known.lazy if known is not None else False,
+                known.reason if known is not None else "",
+                self._parts.clock.wall_ns(),
+            )
+        )
+
+    async def remove(self, image: str, namespace: str, *, data_only: bool) -> Removal:
+        """Drop data (and index and record); NotFoundError if ``image`` means nothing here."""
+        parts = self._parts
+        found = parts.catalog.find(image)
+        if not found:
+            with contextlib.suppress(EmberError):
+                found = parts.catalog.find(str(parse_reference(image)))
+        if not found:
+            raise NotFoundError(f"no image {image!r} is known here; `ember images` lists them")
+        outcome = None
+        for each in found:
+            if not data_only:
+                await self._remove_from_containerd(each, namespace or "default")
+            one = await parts.remover.remove(each, data_only=data_only)
+            parts.decider.forget(each.manifest)
+            if outcome is None:
+                outcome = one
+            else:
+                outcome.freed_bytes += one.freed_bytes
+                outcome.removed += one.removed
+                outcome.kept += one.kept
+        assert outcome is not None
+        return Removal(outcome.freed_bytes, tuple(outcome.removed), tuple(outcome.kept))
+
+    async def _remove_from_containerd(self, image: Image, namespace: str) -> None:
+        for name in image.names:
+            with contextlib.suppress(NotFoundError):
+                await self._parts.containerd.delete_image(namespace, name)
+
+    async def drain(self) -> AsyncIterator[DrainState]:
+        """Complete every view that is mounted; what fails is named and does not stop the rest."""
+        parts = self._parts
+        failed: list[str] = []
+        work = asyncio.create_task(self._complete_all(failed.append), name="drain")
+        try:
+            while not work.done():
+                yield self._left(failed)
+                await asyncio.wait([work], timeout=DRAIN_REPORT_S)
+            await work
+            await parts.store.flush()
+            yield self._left(failed)
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    def _incomplete(self) -> list[Digest]:
+        found: dict[Digest, None] = {}
+        for mounted in self._parts.mounts.instances():
+            view = self._parts.store.get(mounted.view)
+            if view is None or not view.complete:
+                found[mounted.view] = None
+        return list(found)
+
+    def _left(self, failed: list[str]) -> DrainState:
+        views = self._incomplete()
+        left = 0
+        for digest in views:
+            view = self._parts.store.get(digest)
+            if view is not None:
+                missing = view.chunk_count - view.readable_count
+                left += min(view.length_bytes, missing * view.chunk_bytes)
+        return DrainState(len(views), left, tuple(failed))
+
+    async def _complete_all(self, complain: Callable[[str], None]) -> None:
+        for digest in self._incomplete():
+            view = self._parts.store.get(digest)
+            if view is None:
+                complain(f"view {digest} is mounted, but nothing is known of it")
+                continue
+            try:
+                await self._parts.road.complete(digest)
+            except EmberError as error:
+                complain(f"view {digest}: {error}")
+
+
+_NO_MISSES = {"asked": 0, "filled": 0, "failed": 0, "waited_s": 0.0, "longest_s": 0.0}
+
+
+def _suspicion(layers: list[str]) -> str:
+    if not layers:
+        return ""
+    return (
+        "the guard was gone while this was mounted, so what was read then may have been zeros;"
+        f" restart its containers (layers {', '.join(layers)})"
+    )
