@@ -13,6 +13,7 @@ import contextlib
 import mmap
 import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -84,7 +85,15 @@ async def pump(
             await taking
 
 
-async def serve(listen: tuple[str, int], target: str, delay_s: float, counters: Counters) -> None:
+async def serve(
+    listen: tuple[str, int],
+    target: str,
+    delay_s: float,
+    counters: Counters,
+    when_listening: Callable[[int], object] = lambda port: None,
+) -> None:
+    """Relay connections to ``listen`` to the unix socket ``target`` until cancelled."""
+
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         counters.add(connections=1)
         writer.transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES)
@@ -114,6 +123,7 @@ async def serve(listen: tuple[str, int], target: str, delay_s: float, counters: 
     listener = socket.create_server(listen, backlog=1024)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     server = await asyncio.start_server(connected, sock=listener, limit=PIECE_BYTES)
+    when_listening(listener.getsockname()[1])
     async with server:
         await server.serve_forever()
 
