@@ -32,7 +32,7 @@ def pack_names(names: Iterable[bytes]) -> tuple[list[int], int]:
     return splits, (len(splits) - 1) * BLOCK_BYTES + used
 
 
-def directory_blocks(entries: Mapping[bytes, tuple[int, int]], splits: list[int]) -> bytes:
+def directory_blocks(entries: Mapping[bytes, tuple[int, int]], splits: Iterable[int]) -> bytes:
     """The directory's data: ``entries`` maps each name to its inode's offset and file type."""
     names = sorted(entries)
     blocks: list[bytes] = []

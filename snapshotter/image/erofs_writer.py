@@ -8,7 +8,7 @@ inline, and shared xattrs. Format: erofs_format.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ class _Slot(NamedTuple):
     layout: int
     size: int
     xattrs: bytes
-    splits: list[int]
+    splits: Sequence[int]
     """Of a directory: how many names each of its blocks takes."""
 
 
@@ -83,7 +83,7 @@ class _Writer:
     def _allocate(self, inode: Inode) -> _Slot:
         xattrs = self._xattrs.inline(inode)
         kind, layout, size = inode.kind, fmt.LAYOUT_PLAIN, inode.size
-        splits: list[int] = []
+        splits: Sequence[int] = ()
         if kind is Kind.DIR:
             splits, size = pack_names(inode.children)
         elif kind is not Kind.FILE and kind is not Kind.SYMLINK:

@@ -15,7 +15,7 @@ class ScanLimits:
     maps; ``steps`` is how many names are walked to resolve parents.
     """
 
-    inodes: int = 2_000_000
+    inodes: int = 1_000_000
     text_bytes: int = 256 << 20
     inline_bytes: int = 64 << 20
     view_bytes: int = 1 << 40

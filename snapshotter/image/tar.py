@@ -84,18 +84,22 @@ class TarScanner:
 
     def finish(self) -> LayerTree:
         """The layer's tree. RefusedError if the stream ended too early."""
-        if not self._ended:
-            if self._at < self._data_end:
-                raise self._named(
-                    RefusedError(
-                        f"the stream ends {self._data_end - self._at} bytes before its data do"
-                    )
-                )
-            if self._take == self._on_tail:
-                self._on_tail(bytes(self._held).ljust(BLOCK_BYTES, b"\xff"))
-            elif self._held or self._take != self._on_header:
-                raise self._named(RefusedError("the stream ends within a header"))
-        return self._assembler.finish(self._at)
+        try:
+            if not self._ended:
+                self._check_end()
+            return self._assembler.finish(self._at)
+        except RefusedError as error:
+            raise self._named(error) from None
+
+    def _check_end(self) -> None:
+        """The stream ended without the two zero blocks: right between entries, or in padding."""
+        if self._at < self._data_end:
+            lack = self._data_end - self._at
+            raise RefusedError(f"the stream ends {lack} bytes before its data do")
+        if self._take == self._on_tail:
+            self._on_tail(bytes(self._held).ljust(BLOCK_BYTES, b"\xff"))
+        elif self._held or self._take != self._on_header:
+            raise RefusedError("the stream ends within a header")
 
     def _named(self, error: RefusedError) -> RefusedError:
         name = shown(self._header.name) + ", " if self._header else ""

@@ -85,7 +85,7 @@ class Inode:
         self.target = b""
         self.xattrs: Xattrs | None = None
         self.segments: tuple[Segment, ...] = ()
-        self.children: dict[bytes, Inode] = {}
+        self.children = {} if kind is Kind.DIR else _NO_CHILDREN
         self.implied = False
         self.opaque = False
 
@@ -105,6 +105,10 @@ class Inode:
 
     def __repr__(self) -> str:
         return f"<Inode {self.kind.name} {self.mode:o} {self.uid}:{self.gid} size {self.size}>"
+
+
+_NO_CHILDREN: dict[bytes, Inode] = {}
+"""Of all that is no directory; nothing is ever put into it."""
 
 
 @dataclass(frozen=True, slots=True)
