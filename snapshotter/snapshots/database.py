@@ -49,6 +49,7 @@ class _Write:
     future: asyncio.Future[object]
     loop: asyncio.AbstractEventLoop
     frees_space: bool
+    first: Callable[[], None] | None
     result: object = None
     error: BaseException | None = None
 
@@ -77,18 +78,25 @@ class Database:
         await asyncio.to_thread(database._start, pieces)
         return database
 
-    async def write(self, work: Work[T], *, frees_space: bool = False) -> T:
+    async def write(
+        self,
+        work: Work[T],
+        *,
+        frees_space: bool = False,
+        first: Callable[[], None] | None = None,
+    ) -> T:
         """Run ``work`` in the writer; return its result once it is durable.
 
         What ``work`` raises undoes what it did and is raised here. NoSpaceError when the disk is
-        full; a write that ``frees_space`` may then use the reserve.
+        full; a write that ``frees_space`` may then use the reserve. ``first`` runs once, in the
+        same thread, before the transaction begins; where it raises, nothing is written.
         """
         if self._closed:
             raise UnavailableError(f"{self.path} is closed: the daemon is stopping")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
         try:
-            self._queue.put_nowait(_Write(work, future, loop, frees_space))
+            self._queue.put_nowait(_Write(work, future, loop, frees_space, first))
         except queue.Full:
             raise UnavailableError(
                 f"{self.path}: {MAX_WAITING} writes are waiting for the disk; try again later"
@@ -182,8 +190,9 @@ class Database:
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
             group, stop = self._group(first)
-            if not self._commit(group) and len(group) > 1:
-                for write in group:  # one of them brought all down: each by itself
+            able = [write for write in group if _begun(write)]
+            if able and not self._commit(able) and len(able) > 1:
+                for write in able:  # one of them brought all down: each by itself
                     self._commit([write])
             for write in group:
                 with contextlib.suppress(RuntimeError):  # the loop is gone, nobody waits
@@ -285,6 +294,17 @@ class Database:
 _WAY_OUT = (
     "move it away together with the directory snapshots/ beside it, then let containerd pull anew"
 )
+
+
+def _begun(write: _Write) -> bool:
+    if write.first is None:
+        return True
+    try:
+        write.first()
+    except Exception as error:
+        write.error = error
+        return False
+    return True
 
 
 def _deliver(write: _Write) -> None:

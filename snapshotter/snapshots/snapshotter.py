@@ -28,8 +28,9 @@ from snapshotter.errors import (
 from snapshotter.snapshots import labels as known
 from snapshotter.snapshots import listing, metastore, overlay, records
 from snapshotter.snapshots.claims import Claims
+from snapshotter.snapshots.creator import Creator, NewSnapshot
 from snapshotter.snapshots.database import Database
-from snapshotter.snapshots.lazy import LazyLayer, LazyLayers, StackEntry
+from snapshotter.snapshots.lazy import LazyLayers, StackEntry
 from snapshotter.snapshots.model import Info, Kind, Mount, Usage
 from snapshotter.snapshots.records import ChainRow, Record
 from snapshotter.snapshots.storage import Storage
@@ -70,6 +71,7 @@ class Snapshotter:
         options = self._config.overlay_options
         self._options = overlay.kernel_options() if options is None else options
         self._storage = Storage(root, self._config.trash_delay_s)
+        self._creator = Creator(database, self._storage, self._clock)
         self._claims = Claims(lazy, self._config.claim_wait_s)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._removals: set[asyncio.Task[None]] = set()
@@ -107,7 +109,7 @@ class Snapshotter:
         below = await self._admit(key, parent, chain_id)
         layer = await self._claims.ask(namespace, chain_id, parent, labels, below)
         if layer is not None:
-            await self._finish(self._take_lazily(chain_id, parent, labels, layer))
+            await self._finish(self._creator.take(chain_id, parent, labels, layer))
             raise AlreadyExistsError(f"layer {chain_id} is being provided on {parent or 'nothing'}")
         return await self._create(Kind.ACTIVE, key, parent, labels)
 
@@ -122,7 +124,7 @@ class Snapshotter:
         if _has_lazy(stack):
             await self._lazy.mount(stack, self._config.mounts_wait_s)
         if record.owner_pending and record.parent_id is not None:
-            await self._finish(self._copy_owner_late(record.id, record.parent_id))
+            await self._finish(self._creator.copy_owner(record.parent_id, record.id))
         return self._mounts(record.info.kind, record.id, stack)
 
     async def commit(
@@ -220,7 +222,9 @@ class Snapshotter:
         rows = self._db.look(lambda c: records.chain(c, metastore.check_new(c, key, parent)))
         stack = self._stack(rows)
         ready = await self._mount_soon(stack, must=known.SNAPSHOT_REF in labels)
-        snapshot_id = await self._finish(self._insert(kind, key, parent, labels, stack, ready))
+        owner_of = stack[-1].snapshot_id if stack and ready else None
+        new = NewSnapshot(kind, key, parent, labels, owner_of, owner_pending=not ready)
+        snapshot_id = await self._finish(self._creator.create(new))
         return self._mounts(kind, snapshot_id, stack)
 
     async def _mount_soon(self, stack: tuple[StackEntry, ...], must: bool) -> bool:
@@ -235,61 +239,6 @@ class Snapshotter:
                 raise
             return False
         return True
-
-    async def _insert(
-        self,
-        kind: Kind,
-        key: str,
-        parent: str,
-        labels: Mapping[str, str],
-        stack: Sequence[StackEntry],
-        ready: bool,
-    ) -> int:
-        snapshot_id = self._storage.reserve()
-        now_ns = self._clock.wall_ns()
-        try:
-            owner_of = stack[-1].snapshot_id if stack and ready else None
-            await self._storage.make(snapshot_id, kind, owner_of)
-            await self._db.write(
-                lambda c: metastore.create(
-                    c, snapshot_id, kind, key, parent, labels, now_ns, owner_pending=not ready
-                )
-            )
-        except BaseException:
-            await self._storage.discard(snapshot_id)
-            raise
-        finally:
-            self._storage.settled(snapshot_id)
-        return snapshot_id
-
-    async def _take_lazily(
-        self, chain_id: str, parent: str, labels: Mapping[str, str], layer: LazyLayer
-    ) -> None:
-        snapshot_id = self._storage.reserve()
-        now_ns = self._clock.wall_ns()
-        created = False
-        try:
-            await self._storage.make(snapshot_id, Kind.COMMITTED)
-            created = await self._db.write(
-                lambda c: metastore.create_lazy(
-                    c,
-                    snapshot_id,
-                    chain_id,
-                    parent,
-                    labels,
-                    now_ns,
-                    str(layer.layer),
-                    str(layer.view),
-                )
-            )
-        finally:
-            if not created:
-                await self._storage.discard(snapshot_id)
-            self._storage.settled(snapshot_id)
-
-    async def _copy_owner_late(self, snapshot_id: int, parent_id: int) -> None:
-        await self._storage.copy_owner(parent_id, snapshot_id)
-        await self._db.write(lambda c: metastore.owner_copied(c, snapshot_id))
 
     # -- removing ---------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The disk side of snapshots for asyncio: directories, measuring, and the trash in the background.
 
-Nothing here blocks the loop, and each kind of work has threads of its own: a walk over a big layer
+What is awaited doesn't block the loop (``make_now`` is for other threads), and each kind of work has threads of its own: a walk over a big layer
 or the deletion of one must not keep a Prepare waiting.
 """
 
@@ -42,6 +42,7 @@ class Storage:
         self.layer = self._directories.layer
         self.reserve = self._directories.reserve
         self.settled = self._directories.settled
+        self.make_now = self._directories.make
 
     async def start(self, last_id: int) -> None:
         """Make the folders; ``last_id`` is the highest id that ever had a row."""

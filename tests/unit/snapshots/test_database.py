@@ -64,6 +64,27 @@ async def test_one_write_that_fails_undoes_itself_alone(tmp_path: Path) -> None:
     await database.close()
 
 
+async def test_what_comes_first_is_done_once_and_its_failure_writes_nothing(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path / "d.db", [ONE])
+    done: list[int] = []
+
+    def fails() -> None:
+        raise NotADirectoryError("no")
+
+    outcomes = await asyncio.gather(
+        database.write(lambda c: insert(c, 1), first=lambda: done.append(1)),
+        database.write(lambda c: insert(c, 2), first=fails),
+        database.write(lambda c: insert(c, 3)),
+        return_exceptions=True,
+    )
+    assert outcomes[0] == 1
+    assert isinstance(outcomes[1], NotADirectoryError)
+    assert outcomes[2] == 3
+    assert done == [1]
+    assert await database.read(count) == 2
+    await database.close()
+
+
 async def test_writes_that_wait_share_one_commit(tmp_path: Path) -> None:
     database = await Database.open(tmp_path / "d.db", [ONE])
     gate, commits = threading.Event(), []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +29,8 @@ class WatchedDatabase(Database):
         self.statements = 0
         self.scans: list[str] = []
 
-    async def write(  # type: ignore[override]
-        self, work: Work[object], *, frees_space: bool = False
-    ) -> object:
-        return await super().write(lambda c: self._watch(c, work), frees_space=frees_space)
+    async def write(self, work: Work[object], **how: Any) -> object:  # type: ignore[override]
+        return await super().write(lambda c: self._watch(c, work), **how)
 
     def look(self, work: Work[object]) -> object:  # type: ignore[override]
         return super().look(lambda c: self._watch(c, work))

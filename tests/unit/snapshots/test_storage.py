@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,12 +116,10 @@ class FullDatabase(Database):
 
     full = True
 
-    async def write(  # type: ignore[override]
-        self, work: Work[object], *, frees_space: bool = False
-    ) -> object:
+    async def write(self, work: Work[object], **how: Any) -> object:  # type: ignore[override]
         if self.full:
             raise NoSpaceError("no room on the file system")
-        return await super().write(work, frees_space=frees_space)
+        return await super().write(work, **how)
 
 
 async def test_remove_on_a_full_disk_does_not_end_containerds_collection(tmp_path: Path) -> None:
