@@ -31,6 +31,7 @@ from snapshotter.snapshots.claims import Claims
 from snapshotter.snapshots.creator import Creator, NewSnapshot
 from snapshotter.snapshots.database import Database
 from snapshotter.snapshots.lazy import LazyLayers, StackEntry
+from snapshotter.snapshots.measurer import Measurer
 from snapshotter.snapshots.model import Info, Kind, Mount, Usage
 from snapshotter.snapshots.records import ChainRow, Record
 from snapshotter.snapshots.storage import Storage
@@ -50,6 +51,7 @@ class SnapshotterConfig:
     release_wait_s: float = 1.0
     close_wait_s: float = 10.0
     trash_delay_s: float = 0.5
+    measure_delay_s: float = 1.0
     overlay_options: tuple[str, ...] | None = None
 
 
@@ -71,6 +73,7 @@ class Snapshotter:
         options = self._config.overlay_options
         self._options = overlay.kernel_options() if options is None else options
         self._storage = Storage(root, self._config.trash_delay_s)
+        self._measurer = Measurer(database, self._storage, self._config.measure_delay_s)
         self._creator = Creator(database, self._storage, self._clock)
         self._claims = Claims(lazy, self._config.claim_wait_s)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -84,10 +87,12 @@ class Snapshotter:
         self.damaged = tuple(await self._restore_directories())
         await self.cleanup()
         self._spawn(self._storage.empty_trash())
+        self._spawn(self._measurer.run())
 
     async def close(self) -> None:
         """Finish what has begun, stop what can go on later. Closing twice does nothing."""
         self._storage.stop()
+        self._measurer.stop()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=self._config.close_wait_s)
             for task in late:
@@ -132,7 +137,7 @@ class Snapshotter:
     ) -> None:
         """Make an active snapshot the committed ``name``; its labels are replaced.
 
-        Its usage is measured right afterwards: containerd holds its metadata locked meanwhile.
+        Its usage is measured later: containerd holds its metadata locked meanwhile.
         """
         labels = known.checked(labels)
         metastore.check_name(name, "name")
@@ -140,7 +145,7 @@ class Snapshotter:
         snapshot_id = await self._finish(
             self._db.write(lambda c: metastore.commit(c, name, key, parent, labels, now_ns))
         )
-        self._spawn(self._measure_committed(snapshot_id))
+        self._measurer.note(snapshot_id)
 
     async def remove(self, key: str) -> None:
         """Forget a snapshot. Only NotFoundError and FailedPreconditionError leave this: any other
@@ -260,13 +265,6 @@ class Snapshotter:
         await self._storage.discard(record.id)
 
     # -- measuring and repairing ------------------------------------------------------------
-
-    async def _measure_committed(self, snapshot_id: int) -> None:
-        try:
-            usage = await self._storage.measure(snapshot_id)
-            await self._db.write(lambda c: metastore.set_usage(c, snapshot_id, usage))
-        except (EmberError, OSError) as error:
-            _log.info("usage of snapshot %d is measured when asked for: %s", snapshot_id, error)
 
     async def _restore_directories(self) -> list[str]:
         """Rows are durable before directories are (a power loss shows it): make the empty ones

@@ -1,7 +1,7 @@
 """The disk side of snapshots for asyncio: directories, measuring, and the trash in the background.
 
-What is awaited doesn't block the loop (``make_now`` is for other threads), and each kind of work has threads of its own: a walk over a big layer
-or the deletion of one must not keep a Prepare waiting.
+What is awaited doesn't block the loop (``make_now`` is for other threads), and each kind of work
+has threads of its own: a walk over a big layer, or its deletion, must not keep a Prepare waiting.
 """
 
 from __future__ import annotations

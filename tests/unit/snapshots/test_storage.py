@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,28 @@ async def test_a_prepare_that_fails_leaves_no_directory(
     )
     assert sum(not isinstance(outcome, BaseException) for outcome in outcomes) == 1
     assert len(list((tmp_path / "snapshots").iterdir())) == 1
+
+
+async def test_usage_is_stored_some_time_after_the_commit(
+    database: Database, tmp_path: Path
+) -> None:
+    config = SnapshotterConfig(overlay_options=(), measure_delay_s=0.0)
+    snapshotter = Snapshotter(database, tmp_path, PlainOnly(), config)
+    await snapshotter.start()
+    for number in range(3):
+        await snapshotter.prepare("key", "", {})
+        await snapshotter.commit(f"name {number}", "key", {})
+    for _ in range(100_000):
+        if not await database.read(unmeasured):
+            break
+    shutil.rmtree(tmp_path / "snapshots/1")
+    assert (await snapshotter.usage("name 0")).inodes == 1
+    await snapshotter.close()
+
+
+def unmeasured(connection: sqlite3.Connection) -> bool:
+    query = "SELECT 1 FROM snapshots WHERE size_bytes IS NULL LIMIT 1"
+    return connection.execute(query).fetchone() is not None
 
 
 class FullDatabase(Database):
