@@ -31,11 +31,18 @@ _CODES: tuple[tuple[type[errors.EmberError], grpc.StatusCode], ...] = (
 )
 
 
+MAX_MESSAGE_CHARACTERS = 2000
+"""A status travels in a header, and headers of some 8 KiB break the whole call."""
+
+
 def status_of(error: Exception, verb: str) -> tuple[grpc.StatusCode, str]:
     """The code and the message that the client gets; logs what it does not get."""
     for kind, code in _CODES:
         if isinstance(error, kind):
-            return code, str(error)
+            message = str(error)
+            if len(message) > MAX_MESSAGE_CHARACTERS:
+                message = message[:MAX_MESSAGE_CHARACTERS] + "…"
+            return code, message
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         _log.error("%s: %s", verb, error)
         return grpc.StatusCode.RESOURCE_EXHAUSTED, f"{verb}: no space left for {error.filename}"

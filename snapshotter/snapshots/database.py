@@ -128,6 +128,7 @@ class Database:
 
     def _start(self, pieces: Sequence[SchemaPiece]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch(mode=0o600)  # sqlite's other files take the mode over
         connection = self._connect()
         try:
             verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -271,6 +272,7 @@ class Database:
 
     def _keep_reserve(self) -> None:
         try:
+            self._reserve.touch(mode=0o600)
             with self._reserve.open("ab") as file:
                 if file.tell() < RESERVE_BYTES:
                     file.write(bytes(RESERVE_BYTES - file.tell()))

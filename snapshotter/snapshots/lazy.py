@@ -67,7 +67,10 @@ class LazyLayers(Protocol):
     """Turns layers into directories without unpacking them."""
 
     async def claim(self, claim: LayerClaim) -> LazyLayer | None:
-        """Decide within a few seconds; None (for every layer of the image): unpack it."""
+        """Decide within a few seconds; None (for every layer of the image): unpack it.
+
+        A layer may be claimed again: by another client, or because the first one hung up.
+        """
         ...
 
     async def mount(self, stack: Sequence[StackEntry], wait_s: float) -> None:

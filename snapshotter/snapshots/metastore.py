@@ -17,6 +17,7 @@ from snapshotter.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
+from snapshotter.snapshots.labels import SNAPSHOT_REF
 from snapshotter.snapshots.model import Info, Kind, Usage
 from snapshotter.snapshots.records import Record, find_layer, get
 from snapshotter.snapshots.schema import SchemaPiece
@@ -220,6 +221,13 @@ def set_usage(connection: sqlite3.Connection, snapshot_id: int, usage: Usage) ->
     connection.execute(
         "UPDATE snapshots SET size_bytes = ?, inodes = ? WHERE id = ? AND kind = ?",
         (usage.size_bytes, usage.inodes, snapshot_id, int(Kind.COMMITTED)),
+    )
+
+
+def forget_layer(connection: sqlite3.Connection, snapshot_id: int) -> None:
+    """Its content is lost: no Prepare shall be told that this layer is here."""
+    connection.execute(
+        "DELETE FROM snapshot_labels WHERE snapshot_id = ? AND key = ?", (snapshot_id, SNAPSHOT_REF)
     )
 
 

@@ -20,6 +20,7 @@ from snapshotter.clock import Clock, SystemClock
 from snapshotter.content import Digest
 from snapshotter.errors import (
     AlreadyExistsError,
+    ConfigError,
     EmberError,
     FailedPreconditionError,
     NotFoundError,
@@ -66,6 +67,11 @@ class Snapshotter:
         config: SnapshotterConfig | None = None,
         clock: Clock | None = None,
     ) -> None:
+        if not root.is_absolute() or set(":,\\") & set(str(root)):
+            raise ConfigError(
+                f"root {root} cannot be used: it must be absolute, and overlayfs does not take "
+                "colons, commas and backslashes in its options"
+            )
         self._db = database
         self._lazy = lazy
         self._config = config or SnapshotterConfig()
@@ -280,6 +286,7 @@ class Snapshotter:
             record = await self._db.read(partial(records.by_id, snapshot_id=snapshot_id))
             if record is not None:
                 lost.append(record.info.name)
+                await self._db.write(partial(metastore.forget_layer, snapshot_id=snapshot_id))
                 _log.error(
                     "content of snapshot %r is lost (no directory %s): remove it and pull again",
                     record.info.name,

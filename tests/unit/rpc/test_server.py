@@ -139,6 +139,20 @@ async def test_a_layer_that_is_not_ready_is_unavailable_and_says_how_far_it_is(
     assert "3 of 10 MiB" in message
 
 
+async def test_an_error_about_something_long_still_arrives(stub: Stub) -> None:
+    code, message = await refused(stub.Stat(pb.StatSnapshotRequest(key="k" * 30_000)))
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert len(message) < 3000
+
+
+async def test_names_may_hold_any_character(stub: Stub) -> None:
+    for key in ("nul\0key", "nul\0other", "ü\n\t", "'; DROP TABLE snapshots; --"):
+        await stub.Prepare(pb.PrepareSnapshotRequest(key=key, labels={key: key}))
+        info = (await stub.Stat(pb.StatSnapshotRequest(key=key))).info
+        assert (info.name, dict(info.labels)) == (key, {key: key})
+    assert len((await listed(stub))[0]) == 4
+
+
 async def test_big_messages_pass_up_to_containerds_limit(stub: Stub) -> None:
     labels = {f"l{number}": "v" * 4000 for number in range(2000)}
     await stub.Prepare(pb.PrepareSnapshotRequest(key="key", labels=labels))

@@ -43,6 +43,13 @@ async def test_what_is_written_is_read_at_once_and_after_opening_again(tmp_path:
     await again.close()
 
 
+async def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path / "d.db", [ONE])
+    await database.write(lambda c: insert(c, 1))
+    assert {path.stat().st_mode & 0o77 for path in tmp_path.glob("d.db*")} == {0}
+    await database.close()
+
+
 async def test_one_write_that_fails_undoes_itself_alone(tmp_path: Path) -> None:
     database = await Database.open(tmp_path / "d.db", [ONE])
 

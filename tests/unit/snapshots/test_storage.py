@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapshotter.errors import FailedPreconditionError, NoSpaceError
+from snapshotter.errors import ConfigError, FailedPreconditionError, NoSpaceError
 from snapshotter.snapshots.database import Database, Work
 from snapshotter.snapshots.directories import Directories
 from snapshotter.snapshots.lazy import PlainOnly
@@ -18,6 +18,7 @@ from snapshotter.snapshots.metastore import SCHEMA
 from snapshotter.snapshots.model import Kind
 from snapshotter.snapshots.snapshotter import Snapshotter, SnapshotterConfig
 
+REF = "containerd.io/snapshot.ref"
 CONFIG = SnapshotterConfig(overlay_options=())
 
 
@@ -59,7 +60,7 @@ async def test_empty_directories_that_a_power_loss_took_are_made_again(
     await first.prepare("active", "", {})
     await first.view("view", "", {})
     await first.prepare("key", "", {})
-    await first.commit("lost", "key", {})
+    await first.commit("lost", "key", {REF: "sha256:lost"})
     await first.close()
     shutil.rmtree(tmp_path / "snapshots")
     second = await start(database, tmp_path)
@@ -68,6 +69,8 @@ async def test_empty_directories_that_a_power_loss_took_are_made_again(
     assert (tmp_path / "snapshots/2/fs").is_dir()
     assert not (tmp_path / "snapshots/3").exists()
     assert second.damaged == ("lost",)
+    await second.prepare("extract", "", {REF: "sha256:lost"})
+    assert (await second.stat("extract")).kind is Kind.ACTIVE
     await second.remove("lost")
     await second.close()
 
@@ -159,6 +162,12 @@ async def test_remove_on_a_full_disk_does_not_end_containerds_collection(tmp_pat
     assert len(list((tmp_path / "snapshots").iterdir())) == 1
     await snapshotter.close()
     await database.close()
+
+
+async def test_a_root_that_overlayfs_cannot_name_is_refused(database: Database) -> None:
+    for root in ("relative", "/var/lib/a:b", "/var/lib/a,b", "/var/lib/a\\b"):
+        with pytest.raises(ConfigError, match="overlayfs"):
+            Snapshotter(database, Path(root), PlainOnly(), CONFIG)
 
 
 def test_orphans_are_neither_known_nor_being_made(tmp_path: Path) -> None:
