@@ -12,7 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 
+from snapshotter.errors import UnavailableError
 from snapshotter.oci.hosts import Host
+
+
+class NoAnswerError(UnavailableError):
+    """Nothing came back: no name, no route, no connection, or one that broke before the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class Response(Protocol):
 class Sender(Protocol):
     """Sends a request and returns the head of the answer.
 
-    Raises UnavailableError (BusyError, DeadlineError) if there is none.
+    Raises NoAnswerError, DeadlineError or BusyError if there is none.
     """
 
     async def send(self, request: Request) -> Response: ...

@@ -1,8 +1,9 @@
 """Which hosts to ask for a blob now, in order: the files of certs.d plus what was learnt.
 
-Learnt are only two things, both forgotten after a while: a host that answers ranges with whole
-bodies, and a host whose bytes for a blob failed their digest. Files are looked at again from time
-to time, never on every read.
+Learnt are three things, all forgotten after a while: a host that answers ranges with whole
+bodies, one that did not answer or broke off (a dead mirror must not cost every read a timeout),
+and one whose bytes for a blob failed their digest. Files are looked at again from time to time,
+never on every read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from snapshotter.oci.recollection import Recollection
 
 _RECHECK_S = 10.0
 _LEARNT_S = 600.0
+_SILENT_S = 30.0
 
 
 class HostBook:
@@ -30,11 +32,12 @@ class HostBook:
         self._hosts: Recollection[str, tuple[object, list[Host]]] = Recollection(clock, _RECHECK_S)
         self._loaded: Recollection[str, tuple[object, list[Host]]] = Recollection(clock, 86400)
         self._rangeless: Recollection[tuple[str, str], bool] = Recollection(clock, _LEARNT_S)
+        self._silent: Recollection[str, bool] = Recollection(clock, _SILENT_S)
         self._suspects: Recollection[tuple[str, Digest], frozenset[str]]
         self._suspects = Recollection(clock, _LEARNT_S)
 
     def hosts(self, registry: str, capability: str) -> list[Host]:
-        """The hosts that have ``capability`` for ``registry``, mirrors first.
+        """The hosts that have ``capability`` for ``registry``, mirrors first, silent ones last.
 
         Raises ConfigError if the registry's hosts.toml can't be used.
         """
@@ -47,7 +50,8 @@ class HostBook:
                 known = (stamp, load_hosts(self._certs_dirs, registry, plain_http=plain))
                 self._loaded.put(registry, known)
             self._hosts.put(registry, known)
-        return [host for host in known[1] if capability in host.capabilities]
+        able = [host for host in known[1] if capability in host.capabilities]
+        return sorted(able, key=lambda host: host.base in self._silent)
 
     def _stamp(self, registry: str) -> object:
         """Changes when the registry's directory, its hosts.toml or the directory's entries do."""
@@ -76,6 +80,10 @@ class HostBook:
         digest."""
         known = self._suspects.get((name, digest)) or frozenset()
         self._suspects.put((name, digest), known | {host.base})
+
+    def note_silent(self, host: Host) -> None:
+        """``host`` gave no answer, or broke off in the middle of one."""
+        self._silent.put(host.base, True)
 
     def note_rangeless(self, host: Host, repository: str) -> None:
         """``host`` does not serve ranges of this repository."""

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from snapshotter.errors import DeadlineError, UnavailableError
 
@@ -33,7 +34,8 @@ class ProgramRunner:
     """Runs programs, a few at once."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = dict(os.environ if environment is None else environment)
+        given = os.environ if environment is None else environment
+        self._environment = {"HOME": str(Path.home()), **given}  # services often have no HOME
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def run(
@@ -46,7 +48,7 @@ class ProgramRunner:
     ) -> Finished:
         """Run to the end. UnavailableError if it can't be started or says too much,
         DeadlineError if it takes longer than ``timeout_s``."""
-        name = os.path.basename(command[0])  # noqa: PTH119
+        name = Path(command[0]).name
         async with self._slots:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -76,11 +78,18 @@ class ProgramRunner:
 
 async def _converse(process: asyncio.subprocess.Process, stdin: bytes, name: str) -> Finished:
     assert process.stdin and process.stdout and process.stderr
-    with contextlib.suppress(ConnectionError):
+    # It may have ended without reading: asyncio says ConnectionError then, uvloop RuntimeError.
+    with contextlib.suppress(ConnectionError, RuntimeError):
         process.stdin.write(stdin)
         await process.stdin.drain()
     process.stdin.close()
-    output, error = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+    readers = [asyncio.create_task(_read(s)) for s in (process.stdout, process.stderr)]
+    try:
+        output, error = await asyncio.gather(*readers)
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
     status = await process.wait()
     return Finished(status, output, error.decode("utf-8", "replace").strip()[-300:])
 

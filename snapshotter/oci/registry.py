@@ -22,11 +22,12 @@ from snapshotter.errors import (
     InvalidArgumentError,
     NotFoundError,
     RangeUnsupportedError,
+    UnavailableError,
 )
 from snapshotter.oci.answers import error_for, expect_range, expect_whole
 from snapshotter.oci.credentials import Credential, MemoryCredentials
 from snapshotter.oci.documents import ACCEPT, DOCUMENT_LIMIT_BYTES, check_content, digest_of
-from snapshotter.oci.exchange import Request, Response, Sender, read_body
+from snapshotter.oci.exchange import NoAnswerError, Request, Response, Sender, read_body
 from snapshotter.oci.hostbook import HostBook
 from snapshotter.oci.hosts import Host
 from snapshotter.oci.platform import Platform
@@ -140,9 +141,19 @@ class RegistryClient:
         if extent.length <= 0:
             return
         response = await self.open_blob(blob, extent)
-        async with aclosing(exactly(response, extent.length, name_of(blob))) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        try:
+            async with aclosing(exactly(response, extent.length, name_of(blob))) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except UnavailableError:
+            self.broke_off(blob)
+            raise
+
+    def broke_off(self, blob: BlobRef) -> None:
+        """A body of ``blob`` ended too early: other hosts, if there are any, come first now."""
+        host = self._served.get((blob.repository, blob.digest))
+        if host is not None:
+            self._book.note_silent(host)
 
     def suspect(self, blob: BlobRef) -> None:
         """Tell that bytes of ``blob`` failed their digest: the host that gave them last is asked
@@ -186,16 +197,19 @@ class RegistryClient:
         work: Callable[[Host], Awaitable[T]],
         what: str,
     ) -> T:
-        """What the first host gives that has it; what the last one said if none does."""
-        failures: list[EmberError] = []
+        """What the first host gives that has it; what the registry itself said if none does."""
+        failures: list[tuple[Host, EmberError]] = []
         for host in hosts:
             try:
                 return await work(host)
             except RangeUnsupportedError as error:
                 self._book.note_rangeless(host, repository)
-                failures.append(error)
+                failures.append((host, error))
+            except (NoAnswerError, DeadlineError) as error:
+                self._book.note_silent(host)
+                failures.append((host, error))
             except EmberError as error:
-                failures.append(error)
+                failures.append((host, error))
         raise _summary(failures, what)
 
 
@@ -218,13 +232,16 @@ def _request(
     host: Host, registry: str, repository: str, path: str, headers: dict[str, str]
 ) -> Request:
     query = f"?ns={host.namespace}" if host.namespace else ""
+    own: dict[str, str] = {}
+    for name, value in host.headers:
+        own[name] = f"{own[name]}, {value}" if name in own else value
     return Request(
         url=f"{host.base}/{repository}/{path}{query}",
         host=host,
         registry=registry,
         repository=repository,
         headers=headers,
-        home_headers=dict(host.headers),
+        home_headers=own,
         keep_redirect=path.startswith("blobs/"),
     )
 
@@ -241,13 +258,14 @@ def _named_digest(reference: Reference, told: str | None, body: bytes, what: str
         raise CorruptError(f"{what}: Docker-Content-Digest {told[:100]!r} is none") from None
 
 
-def _summary(failures: list[EmberError], what: str) -> EmberError:
-    """The last host's error, which is the registry's own, with what the mirrors said before."""
+def _summary(failures: list[tuple[Host, EmberError]], what: str) -> EmberError:
+    """The registry's own error (the last host's, if it was not asked), with what others said."""
     if not failures:
         return NotFoundError(f"{what}: hosts.toml names no host that may be asked for it")
+    failures = sorted(failures, key=lambda failure: failure[0].is_server)
     if len(failures) == 1:
-        return failures[0]
-    last = copy.copy(failures[-1])  # it may be shared with others who waited for the same thing
-    others = "; ".join(str(error) for error in failures[:-1])
-    last.args = (f"{last} (before that: {others})",)
-    return last
+        return failures[0][1]
+    told = copy.copy(failures[-1][1])  # it may be shared with others who waited for the same
+    others = "; ".join(str(error) for _, error in failures[:-1])
+    told.args = (f"{told} (and at other hosts: {others})",)
+    return told

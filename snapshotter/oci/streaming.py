@@ -23,9 +23,13 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class BlobOpener(Protocol):
-    """Opens a blob, or (``extent`` given) a range of it, and checks the answer's head."""
+    """Opens blobs, and wants to know of a body that broke off."""
 
-    async def open_blob(self, blob: BlobRef, extent: Extent | None) -> Response: ...
+    async def open_blob(self, blob: BlobRef, extent: Extent | None) -> Response:
+        """The whole blob, or ``extent`` of it; the answer's head is checked."""
+        ...
+
+    def broke_off(self, blob: BlobRef) -> None: ...
 
 
 class BlobStream:
@@ -42,8 +46,10 @@ class BlobStream:
     async def run(self) -> AsyncGenerator[bytes, None]:
         """The bytes; ends after exactly ``size_bytes`` or raises."""
         while True:
+            opened = False
             try:
                 response, skip = await self._continue()
+                opened = True
                 length = self._blob.size_bytes - self._offset + skip
                 async with aclosing(exactly(response, length, name_of(self._blob))) as chunks:
                     async for chunk in chunks:
@@ -56,6 +62,8 @@ class BlobStream:
             except UnavailableError as error:
                 if 0 < self._offset == self._blob.size_bytes:
                     return
+                if opened:
+                    self._opener.broke_off(self._blob)
                 await self._pause(error)
 
     async def _continue(self) -> tuple[Response, int]:

@@ -16,7 +16,7 @@ import aiohttp
 from yarl import URL
 
 from snapshotter.errors import ConfigError, DeadlineError, UnavailableError
-from snapshotter.oci.exchange import Request, Response, without_query
+from snapshotter.oci.exchange import NoAnswerError, Request, Response, without_query
 from snapshotter.oci.hosts import TlsFiles
 
 _READ_BUFFER_BYTES = 256 * 1024
@@ -162,7 +162,7 @@ class HttpTransport:
         except TimeoutError as error:
             raise DeadlineError(f"{where}: no answer in time ({_reason(error)})") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise UnavailableError(f"{where}: {_reason(error)}") from error
+            raise NoAnswerError(f"{where}: {_reason(error)}") from error
         pace = Pace(limits.idle_s, limits.slowest_bytes_per_s)
         return _AioResponse(response, pace, where)
 

@@ -46,11 +46,12 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
     def issue(self, name: str) -> tuple[Path, Path]:
-        """A certificate for 127.0.0.1 and localhost, and its key."""
+        """A certificate for 127.0.0.1, localhost and registry.test, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [
             x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
             x509.DNSName("localhost"),
+            x509.DNSName("registry.test"),
         ]
         certificate = self._sign(_name(name), key, x509.SubjectAlternativeName(names))
         paths = self._folder / f"{name}.cert.pem", self._folder / f"{name}.key.pem"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from snapshotter.content import BlobRef, Extent
 from snapshotter.errors import ConfigError, UnavailableError
 from snapshotter.oci.assembly import RegistrySettings, open_registry
 from snapshotter.oci.proxies import ProxySettings
-from tests.fakes.clients import NOWHERE, QUICK, read
+from tests.fakes.certificates import Authority
+from tests.fakes.clients import NOWHERE, QUICK, read, registry_client
 from tests.fakes.http_server import Answer, Seen
+from tests.fakes.proxy import TunnelProxy
 from tests.fakes.registry import FakeRegistry, serve, sha256
 from tests.fakes.skipping_clock import SkippingClock
 
@@ -93,3 +97,22 @@ async def test_requests_go_through_the_proxy_with_its_password() -> None:
         assert proxy.seen[0].target.startswith("http://r.test/v2/app/blobs/sha256:")
         assert proxy.seen[0].headers["proxy-authorization"].startswith("Basic ")
         assert "s3cr3t" not in str(caught.value)
+
+
+async def test_tls_goes_through_a_tunnel_that_the_proxy_makes(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    async with (
+        FakeRegistry(authority.server_context()) as registry,
+        TunnelProxy(registry.port) as proxy,
+    ):
+        digest = registry.add_blob("app", Proxy.data)
+        folder = tmp_path / "registry.test"
+        folder.mkdir()
+        (folder / "ca.crt").write_bytes(authority.path.read_bytes())
+        environment = {"https_proxy": f"http://me:s3cr3t@127.0.0.1:{proxy.port}"}
+        async with registry_client(certs=tmp_path, environment=environment) as client:
+            blob = BlobRef("registry.test/app", digest, 10)
+            assert await read(client, blob, Extent(2, 3)) == b"234"
+        assert proxy.asked[0].startswith("CONNECT registry.test:443 ")
+        assert "proxy-authorization: basic" in proxy.asked[0].lower()
+        assert all("proxy-authorization" not in seen.headers for seen in registry.seen)

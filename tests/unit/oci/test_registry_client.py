@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from snapshotter.oci.transport import TransportLimits
 from tests.fakes.clients import read, registry_client, registry_with, stream
 from tests.fakes.http_server import Answer, Seen
 from tests.fakes.registry import (
+    Change,
     FakeRegistry,
     answer_with,
     cut,
@@ -29,6 +31,7 @@ from tests.fakes.registry import (
     is_blob,
     is_range,
 )
+from tests.fakes.skipping_clock import SkippingClock
 
 DATA = random.Random(7).randbytes(300_000)
 
@@ -97,9 +100,9 @@ async def test_an_origin_without_ranges_is_known_after_one_request(status: int) 
         lambda seen, answer: Answer(206, answer.headers, answer.body[:-1]),
     ],
 )
-async def test_a_lie_about_the_range_is_a_failed_fetch(fault: object) -> None:
+async def test_a_lie_about_the_range_is_a_failed_fetch(fault: Change) -> None:
     async with registry_with(DATA) as (registry, blob), registry_client() as client:
-        registry.inject(fault, is_range)  # type: ignore[arg-type]
+        registry.inject(fault, is_range)
         with pytest.raises(CorruptError):
             await read(client, blob, Extent(10, 10))
         registry.heal()
@@ -260,10 +263,10 @@ async def test_a_mirror_is_asked_first_and_told_for_whom(tmp_path: Path) -> None
         lambda seen, answer: Answer(200, [], DATA),
     ],
 )
-async def test_the_registry_is_asked_when_the_mirror_fails(tmp_path: Path, fault: object) -> None:
+async def test_the_registry_is_asked_when_the_mirror_fails(tmp_path: Path, fault: Change) -> None:
     async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
         mirror.add_blob("team/app", DATA)
-        mirror.inject(fault)  # type: ignore[arg-type]
+        mirror.inject(fault)
         async with registry_client(certs=two_hosts(tmp_path, mirror, registry)) as client:
             assert await read(client, blob, Extent(10, 10)) == DATA[10:20]
         assert [seen.query for seen in registry.seen] == [{}]
@@ -272,10 +275,12 @@ async def test_the_registry_is_asked_when_the_mirror_fails(tmp_path: Path, fault
 async def test_the_registry_s_own_answer_is_the_one_that_counts(tmp_path: Path) -> None:
     async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
         registry.inject(answer_with(404))
-        mirror.inject(answer_with(502))
         async with registry_client(certs=two_hosts(tmp_path, mirror, registry)) as client:
-            with pytest.raises(NotFoundError, match=r"404.*before that.*502"):
-                await read(client, blob, Extent(10, 10))
+            for fault in (answer_with(502), cut(-1), cut(-1)):
+                mirror.heal()
+                mirror.inject(fault)
+                with pytest.raises(NotFoundError, match=r"404.*at other hosts.*blobs"):
+                    await read(client, blob, Extent(10, 10))
 
 
 async def test_a_host_whose_bytes_were_wrong_is_asked_last(tmp_path: Path) -> None:
@@ -309,3 +314,43 @@ async def test_a_cancelled_read_gives_its_connection_up() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await read(client, blob, Extent(10, 10)) == DATA[10:20]
+
+
+@pytest.mark.parametrize("fault", [cut(-1, "hang"), cut(-1, "reset"), cut(5)])
+async def test_a_mirror_that_is_silent_costs_one_read_and_not_every_one(
+    tmp_path: Path, fault: Change
+) -> None:
+    clock = SkippingClock()
+    async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
+        mirror.add_blob("team/app", DATA)
+        mirror.inject(fault)
+        certs = two_hosts(tmp_path, mirror, registry)
+        async with registry_client(certs=certs, clock=clock) as client:
+            with contextlib.suppress(UnavailableError):
+                await read(client, blob, Extent(10, 10))
+            asked = len(mirror.seen)
+            for _ in range(5):
+                assert await read(client, blob, Extent(10, 10)) == DATA[10:20]
+            assert len(mirror.seen) == asked
+            mirror.heal()
+            clock.now_s += 31
+            await read(client, blob, Extent(10, 10))
+            assert len(mirror.seen) == asked + 1
+
+
+async def test_a_stream_that_breaks_at_the_mirror_goes_on_at_the_registry(tmp_path: Path) -> None:
+    async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
+        mirror.add_blob("team/app", DATA)
+        mirror.inject(cut(100_000))
+        async with registry_client(certs=two_hosts(tmp_path, mirror, registry)) as client:
+            assert await stream(client, blob) == DATA
+        assert len(mirror.seen) == 1
+        assert registry.seen[0].headers["range"] == "bytes=100000-299999"
+
+
+async def test_a_connection_closed_while_it_was_idle_is_no_error() -> None:
+    async with registry_with(DATA) as (registry, blob), registry_client() as client:
+        for _ in range(3):
+            assert await read(client, blob, Extent(10, 10)) == DATA[10:20]
+            await registry.stop()
+            await registry.start()
