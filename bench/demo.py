@@ -71,10 +71,10 @@ def show(
     )
     shown = Table(title=title, title_justify="left")
     for column in heading:
-        shown.add_column(column, justify="right" if column else "left")
+        shown.add_column(column, justify="right" if column else "left", no_wrap=True)
     for row in cells:
         shown.add_row(*row)
-    Console().print(shown)
+    Console(width=None if sys.stdout.isatty() else 120).print(shown)
     if options.json:
         documents = [row.document(rows[0], image) for row in rows]
         options.json.write_text(json.dumps({"title": title, "rows": documents}, indent=2) + "\n")

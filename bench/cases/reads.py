@@ -31,7 +31,7 @@ CACHE_TARGET = 1.05
 LARGE_BYTES = 1 << 20
 FILES = 40
 PAGES = 4000
-PACKAGES = "pandas, scipy.stats, sklearn.linear_model, pyarrow, sympy, matplotlib.pyplot"
+PACKAGES = "pandas, scipy.stats, sklearn.linear_model, pyarrow, sympy"
 
 
 def works(root: Path, pages: int) -> dict[str, Callable[[], float]]:
