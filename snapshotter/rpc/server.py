@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ class RpcServer:
         for register in self._registrations:
             register(server)
         # Bound under a name of our own and renamed: it never exists with open permissions.
-        hidden = self._path.with_name(f".{os.getpid()}.sock")
+        hidden = self._path.with_name(f".{os.getpid()}-{secrets.token_hex(3)}")
         hidden.unlink(missing_ok=True)
         try:
             bound = server.add_insecure_port(f"unix:{hidden}")
