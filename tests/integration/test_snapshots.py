@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -26,11 +28,13 @@ T = TypeVar("T")
 
 
 class Snapshots:
-    """The snapshotter alone on its socket, without a registry: every layer is plain."""
+    """The snapshotter alone on its socket; what lies in ``layers`` need not be unpacked."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "ember"
         self.socket = directory / "ember.sock"
+        self.layers = directory / "layers"
+        self.layers.mkdir()
         self.root.mkdir()
         self._log = directory / "ember.log"
         self._server: Server | None = None
@@ -46,6 +50,7 @@ class Snapshots:
                 "tests.conformance.snapshots.serve",
                 str(self.root),
                 str(self.socket),
+                str(self.layers),
             ],
             log=self._log,
             cwd=ROOT,
@@ -68,8 +73,13 @@ class Snapshots:
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    return tiny_image(tmp_path_factory.mktemp("image"), layers=4)
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("image")
+
+
+@pytest.fixture(scope="module")
+def image(trees: Path) -> Image:
+    return tiny_image(trees, layers=4)
 
 
 @pytest.fixture
@@ -91,6 +101,18 @@ def snapshots(bed: Bed) -> Iterator[Snapshots]:
 def containerd(bed: Bed, snapshots: Snapshots, request: pytest.FixtureRequest) -> Containerd:
     major: int = request.param
     return bed.containerd(major, ember_socket=snapshots.socket, ember_root=snapshots.root)
+
+
+def unpack(image: Image, snapshots: Snapshots, trees: Path, numbers: Sequence[int]) -> None:
+    """Lay layers ready, as if they had come lazily."""
+    for number in numbers:
+        name = image.layers[number].digest.removeprefix("sha256:")
+        shutil.copytree(trees / f"tree{number}", snapshots.layers / name)
+
+
+def claims(snapshots: Snapshots) -> list[dict[str, Any]]:
+    lines = (snapshots.layers / "claims.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def await_that(holds: Callable[[], bool], what: str) -> None:
@@ -230,3 +252,54 @@ def test_a_pull_that_was_cut_off_succeeds_when_tried_again(
     snapshots.start()
     once_connected(lambda: containerd.pull(image.reference, "ember"))
     assert containerd.start_container(image.reference, snapshotter="ember").output == "ready\n"
+
+
+@pytest.fixture
+def containerd2(bed: Bed, snapshots: Snapshots) -> Containerd:
+    """Only 2.x says by itself which layer it is about to fetch."""
+    return bed.containerd(2, ember_socket=snapshots.socket, ember_root=snapshots.root)
+
+
+def test_layers_that_are_provided_are_not_fetched(
+    containerd2: Containerd, bed: Bed, image: Image, snapshots: Snapshots, trees: Path
+) -> None:
+    unpack(image, snapshots, trees, range(4))
+    before = bed.registry.sent_bytes()
+    containerd2.pull(image.reference, "ember")
+    assert bed.registry.sent_bytes() - before < 20_000 < image.size
+    assert containerd2.start_container(image.reference, snapshotter="ember").output == "ready\n"
+    asked = claims(snapshots)
+    assert [claim["layer_digest"] for claim in asked] == [layer.digest for layer in image.layers]
+    assert [claim["diff_id"] for claim in asked] == [layer.diff_id for layer in image.layers]
+    assert asked[0]["image_layers"] == [layer.digest for layer in image.layers]
+    assert {claim["image_ref"] for claim in asked} == {image.reference}
+    assert {claim["namespace"] for claim in asked} == {containerd2.namespace}
+    assert asked[3]["below"] == [claim["chain_id"] for claim in asked[:3]]
+    containerd2.remove_image(image.reference)
+    await_that(lambda: snapshots.directories() == [], "layers stay")
+    assert (snapshots.layers / image.layers[0].digest.removeprefix("sha256:") / "program").exists()
+
+
+def test_layers_above_one_that_is_not_provided_are_unpacked_onto_it(
+    containerd2: Containerd, image: Image, snapshots: Snapshots, trees: Path, tmp_path: Path
+) -> None:
+    unpack(image, snapshots, trees, [0, 1])
+    containerd2.pull(image.reference, "ember")
+    assert containerd2.start_container(image.reference, snapshotter="ember").output == "ready\n"
+    containerd2.pull(image.reference, "overlayfs")
+    expected = shown(containerd2, image, "overlayfs", tmp_path / "overlayfs")
+    actual = shown(containerd2, image, "ember", tmp_path / "ember")
+    departures = [line for line in compare(expected, actual) if "mtime" not in line]
+    assert departures == []
+
+
+def test_provided_layers_survive_kill_9_of_the_snapshotter(
+    containerd2: Containerd, image: Image, snapshots: Snapshots, trees: Path
+) -> None:
+    unpack(image, snapshots, trees, range(4))
+    containerd2.pull(image.reference, "ember")
+    snapshots.kill()
+    snapshots.start()
+    once_connected(lambda: containerd2.ctr("snapshots", "--snapshotter", "ember", "usage"))
+    assert containerd2.start_container(image.reference, snapshotter="ember").output == "ready\n"
+    containerd2.pull(image.reference, "ember")
