@@ -13,7 +13,6 @@ from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_ext import build_ext
-from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 PB = ROOT / "snapshotter" / "rpc" / "pb"
@@ -38,21 +37,14 @@ def build_keeper(directory: Path) -> None:
     subprocess.run(command, check=True)
 
 
-class BuildPy(build_py):
-    def run(self) -> None:
-        generate_protobuf()
-        super().run()
-
-
 class BuildExt(build_ext):
     def run(self) -> None:
-        generate_protobuf()
         super().run()
         target = ROOT if self.inplace else Path(self.build_lib)
         (target / "ioengine").mkdir(parents=True, exist_ok=True)
         build_keeper(target / "ioengine")
 
 
-setup(
-    cffi_modules=["ioengine/_build.py:ffi"], cmdclass={"build_py": BuildPy, "build_ext": BuildExt}
-)
+# Before the packages are listed: what is generated holds packages too.
+generate_protobuf()
+setup(cffi_modules=["ioengine/_build.py:ffi"], cmdclass={"build_ext": BuildExt})

@@ -37,6 +37,7 @@ from snapshotter.rpc.control import DrainState, PullEvent, Removal
 from snapshotter.rpc.pull import Puller, PullStep
 
 DRAIN_REPORT_S = 1.0
+DRAIN_VIEWS = 4
 PULL_EVENTS = 4096
 
 
@@ -284,15 +285,18 @@ class DaemonOperations:
         return DrainState(len(views), left, tuple(failed))
 
     async def _complete_all(self, complain: Callable[[str], None]) -> None:
-        for digest in self._incomplete():
-            view = self._parts.store.get(digest)
-            if view is None:
-                complain(f"view {digest} is mounted, but nothing is known of it")
-                continue
-            try:
-                await self._parts.road.complete(digest)
-            except EmberError as error:
-                complain(f"view {digest}: {error}")
+        slots = asyncio.Semaphore(DRAIN_VIEWS)
+
+        async def complete(digest: Digest) -> None:
+            async with slots:
+                try:
+                    await self._parts.road.complete(digest)
+                except EmberError as error:
+                    complain(f"view {digest}: {error}")
+
+        async with asyncio.TaskGroup() as group:
+            for digest in self._incomplete():
+                group.create_task(complete(digest))
 
 
 _NO_MISSES = {"asked": 0, "filled": 0, "failed": 0, "waited_s": 0.0, "longest_s": 0.0}

@@ -28,7 +28,6 @@ class RoadLimits:
     """How long a background fetch leaves its connection unread for the sake of demand."""
     window_bytes: int = 8 * MIB
     """Plain bytes that background completion asks for at a time."""
-    background_bytes_per_s: int | None = None
     gap_bytes: int = 16 * 1024
     """Unwanted compressed bytes that are fetched rather than asking twice."""
     join_factor: int = 4

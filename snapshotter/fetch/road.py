@@ -98,10 +98,11 @@ class Road:
             lane.leave(waiter)
         lane.ledger.waited(self._clock.monotonic_s() - started_s, demand=demand)
 
-    async def complete(self, view_id: Digest) -> None:
+    async def complete(self, view_id: Digest, bytes_per_s: int | None = None) -> None:
         """Bring all that is missing of a view, behind everything else; resumable at any point.
 
-        Raises as ensure() for the first part that cannot be had; cancel it to stop.
+        At most ``bytes_per_s`` plain bytes a second (None: as fast as it goes). Raises as
+        ensure() for the first part that cannot be had; cancel it to stop.
         """
         lane = await self._lane(view_id)
         view, limits = lane.view, self.limits
@@ -112,8 +113,8 @@ class Road:
                 continue
             started_s = self._clock.monotonic_s()
             await self.ensure(view_id, window, demand=False)
-            if limits.background_bytes_per_s:
-                due_s = missing * view.chunk_bytes / limits.background_bytes_per_s
+            if bytes_per_s:
+                due_s = missing * view.chunk_bytes / bytes_per_s
                 rest_s = due_s - (self._clock.monotonic_s() - started_s)
                 await self._clock.sleep(max(0.0, rest_s))
         await view.flush()

@@ -23,19 +23,25 @@ RETRY_S = 300.0
 class Road(Protocol):
     """The background's way to the road (fetch.py)."""
 
-    async def complete(self, view: Digest) -> None: ...
+    async def complete(self, view: Digest, bytes_per_s: int | None = None) -> None: ...
 
 
 class Completion:
     """Life story: ``start``, ``wake`` whenever a layer was mounted, ``stop``."""
 
     def __init__(
-        self, road: Road, incomplete: Callable[[], Sequence[Digest]], clock: Clock, delay_s: float
+        self,
+        road: Road,
+        incomplete: Callable[[], Sequence[Digest]],
+        clock: Clock,
+        delay_s: float,
+        bytes_per_s: int | None,
     ) -> None:
         self._road = road
         self._incomplete = incomplete
         self._clock = clock
         self._delay_s = delay_s
+        self._bytes_per_s = bytes_per_s
         self._awake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.current: Digest | None = None
@@ -71,7 +77,7 @@ class Completion:
         while views := [view for view in self._incomplete() if view not in failed]:
             self.current = views[0]
             try:
-                await self._road.complete(views[0])
+                await self._road.complete(views[0], self._bytes_per_s)
             except EmberError as error:
                 failed.add(views[0])
                 log.warning("view %s can't be completed yet: %s", views[0], error)

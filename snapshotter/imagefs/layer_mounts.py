@@ -53,7 +53,7 @@ class LayerMounts:
     ) -> None:
         self.directory = directory
         self._views = views
-        self._metadata = metadata
+        self.metadata = metadata
         self._executor = executor
         self._directio = directio
         self._mounted: dict[str, Mounted] = {}
@@ -106,7 +106,7 @@ class LayerMounts:
         loop = asyncio.get_running_loop()
         lock = self._locks.setdefault(index.layer.hex, asyncio.Lock())
         async with lock:
-            image = await loop.run_in_executor(self._executor, self._metadata.of, index, below)
+            image = await loop.run_in_executor(self._executor, self.metadata.of, index, below)
             mounted = self._mounted.get(image.key)
             if mounted is None:
                 guarded = not await self._views.complete(index)

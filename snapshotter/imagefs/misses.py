@@ -67,16 +67,26 @@ class MissPump:
         self._clock = clock
         self._timeout_s = miss_timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._beginning: asyncio.Task[None] | None = None
         self._logged: dict[str, float] = {}
         self.counts = MissCounts()
 
     def start(self) -> None:
-        """Let the guard's thread begin, and listen to it."""
+        """Settle the orphans, then listen: both in the background, in that order."""
+        self._beginning = asyncio.create_task(self._begin(), name="settle orphans")
+
+    async def _begin(self) -> None:
+        count = await self.settle_orphans()
+        if count:
+            log.warning("%d reads that an earlier daemon left waiting were answered", count)
         self._guard.start()
         asyncio.get_running_loop().add_reader(self._guard.fileno(), self._collect)
 
     async def stop(self) -> None:
         """Stop listening; what is unanswered waits in the kernel for a successor."""
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.gather(self._beginning, return_exceptions=True)
         asyncio.get_running_loop().remove_reader(self._guard.fileno())
         for task in list(self._tasks):
             task.cancel()

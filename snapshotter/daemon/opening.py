@@ -1,0 +1,185 @@
+"""How each part is made from the configuration; every function notes its own undoing.
+
+Only values go in: a part never sees the configuration itself. Faults of the machine come out as
+errors that name the key to change.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+from prometheus_client import start_http_server
+
+from ioengine import mounts
+from ioengine.probe import EngineChoice, choose_engine
+from snapshotter.chunks.space import SpaceLimits
+from snapshotter.chunks.store import StoreConfig, ViewStore
+from snapshotter.clock import Clock
+from snapshotter.config import Config
+from snapshotter.daemon.undo import Undo
+from snapshotter.errors import ConfigError, FailedPreconditionError
+from snapshotter.fetch import Road, RoadLimits
+from snapshotter.imagefs.datapath import DataPath, stored_descriptors
+from snapshotter.imagefs.decision import Policy
+from snapshotter.imagefs.shelf import Shelf
+from snapshotter.metrics import Metrics
+from snapshotter.oci.assembly import RegistrySettings, open_registry
+from snapshotter.oci.credentials import MemoryCredentials
+from snapshotter.oci.registry import RegistryClient
+from snapshotter.oci.transport import TransportLimits
+from snapshotter.rpc.cri_proxy import CriProxy
+from snapshotter.rpc.server import RpcServer
+from snapshotter.tiers.registry import RegistryTier
+
+log = logging.getLogger(__name__)
+
+
+def directory(config: Config, name: str) -> Path:
+    """A directory of the cache, for root alone."""
+    path = config.root / name
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def take_lock(config: Config, undo: Undo) -> None:
+    """Two daemons on one cache would undo each other's work: the second one goes away."""
+    try:
+        for each in (config.root, config.state):
+            each.mkdir(mode=0o711, parents=True, exist_ok=True)
+        descriptor = os.open(config.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{config.root} can't be used as cache: {error}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise FailedPreconditionError(
+            f"another daemon works on {config.root}; stop it, or set another root"
+        ) from None
+    undo.later(os.close, descriptor)
+
+
+def open_engine(config: Config, undo: Undo) -> EngineChoice:
+    """The I/O engine; ConfigError if the wanted one can't be had."""
+    wanted = config.engine.ring
+    try:
+        choice = choose_engine(config.root, prefer="uring" if wanted == "io_uring" else wanted)
+    except OSError as error:
+        raise ConfigError(f"engine.ring = {wanted!r}: {error}") from None
+    undo.later(choice.engine.close)
+    log.info("engine %s: %s", choice.engine.name, choice.reason)
+    return choice
+
+
+def open_data_path(config: Config, undo: Undo) -> DataPath:
+    """The lazy data path, or none with the reasons why."""
+    data_path = DataPath.open(
+        config.root,
+        config.state,
+        wanted=config.lazy.mode != "off",
+        stored=stored_descriptors(),
+    )
+    undo.later(data_path.close)
+    for reason in data_path.reasons:
+        log.info("data path %s: %s", data_path.name or "none", reason)
+    return data_path
+
+
+async def open_store(config: Config, choice: EngineChoice, clock: Clock, undo: Undo) -> ViewStore:
+    """L1."""
+    settings = StoreConfig(
+        config.root,
+        upkeep_s=config.cache.flush_interval,
+        space=SpaceLimits(ballast_bytes=config.cache.ballast),
+    )
+    store = ViewStore(settings, choice.engine, in_use=mounts.view_is_open, clock=clock)
+    await store.start()
+    undo.later(store.close)
+    return store
+
+
+def open_origins(
+    config: Config, pulls: MemoryCredentials, clock: Clock, undo: Undo
+) -> RegistryClient:
+    """The client of all registries; ``pulls`` are the credentials that the CRI proxy learns."""
+    settings = config.registry
+    client = open_registry(
+        RegistrySettings(
+            certs_dirs=(settings.hosts_dir,),
+            plain_http=settings.plain_http,
+            docker_configs=settings.docker_config,
+            kubelet_config=settings.credential_provider_config,
+            kubelet_programs_dir=settings.credential_provider_bin_dir,
+            limits=TransportLimits(
+                connections_per_host=settings.connections_per_host,
+                connect_s=settings.connect_timeout,
+                idle_s=settings.read_timeout,
+            ),
+        ),
+        clock,
+        pulls=pulls,
+    )
+    undo.later(client.close)
+    return client
+
+
+def open_road(
+    config: Config,
+    store: ViewStore,
+    shelf: Shelf,
+    registry: RegistryClient,
+    metrics: Metrics,
+    clock: Clock,
+    undo: Undo,
+) -> Road:
+    """The one road."""
+    road = Road(
+        store,
+        shelf,
+        [RegistryTier(registry)],
+        limits=RoadLimits(
+            miss_timeout_s=config.fetch.miss_timeout,
+            demand_slots=config.fetch.demand_slots,
+            background_slots=config.fetch.background_slots,
+        ),
+        clock=clock,
+        metrics=metrics,
+    )
+    undo.later(road.close)
+    return road
+
+
+def policy(config: Config, data_path: DataPath) -> Policy:
+    """What decides whether an image is lazy."""
+    no_path = None if data_path.name else "no lazy data path: " + "; ".join(data_path.reasons)
+    first_pull = config.first_pull
+    return Policy(first_pull.mode, first_pull.budget, config.registry.decision_timeout, no_path)
+
+
+async def serve_cri(config: Config, pulls: MemoryCredentials, undo: Undo) -> None:
+    """The CRI image-service proxy, if it is wanted: it sees the pull secrets of pods."""
+    settings = config.cri_proxy
+    if settings.address is None:
+        return
+    proxy = CriProxy(settings.upstream or config.containerd.address, pulls)
+    undo.later(proxy.close)
+    server = RpcServer(settings.address, [proxy.register])
+    await server.start()
+    undo.later(server.stop)
+    log.info("CRI image service proxy on %s", settings.address)
+
+
+def serve_metrics(config: Config, metrics: Metrics, undo: Undo) -> None:
+    """The Prometheus endpoint, if an address is set."""
+    address = config.metrics.address
+    if not address:
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        server, _ = start_http_server(int(port), host or "127.0.0.1", metrics.registry)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(f"metrics.address = {address!r}: {error}") from None
+    undo.later(server.shutdown)

@@ -1,0 +1,272 @@
+"""The daemon: its parts joined, started in order, stopped in reverse.
+
+Order matters twice. What was mounted is guarded, and a dead daemon's orphans are settled, before
+the first new event is read. The socket appears last: containerd is answered only when every
+promise can be kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from ioengine.probe import EngineChoice
+from snapshotter.chunks.store import ViewStore
+from snapshotter.clock import SystemClock
+from snapshotter.config import Config
+from snapshotter.content import Digest
+from snapshotter.daemon import opening
+from snapshotter.daemon.undo import Undo
+from snapshotter.fetch import Road
+from snapshotter.image.index import LayerIndex
+from snapshotter.image.index_writer import remove_leftovers
+from snapshotter.imagefs import catalog as catalog_tables
+from snapshotter.imagefs.catalog import Catalog
+from snapshotter.imagefs.completion import Completion
+from snapshotter.imagefs.datapath import DataPath
+from snapshotter.imagefs.decision import Decider
+from snapshotter.imagefs.documents import ContainerdDocuments
+from snapshotter.imagefs.idle_index import IdleIndexer
+from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.layer_mounts import LayerMounts
+from snapshotter.imagefs.layers import Layers
+from snapshotter.imagefs.metadata import MetadataImages
+from snapshotter.imagefs.misses import MissPump
+from snapshotter.imagefs.origin import RegistryOrigin
+from snapshotter.imagefs.removal import Remover
+from snapshotter.imagefs.restore import restore
+from snapshotter.imagefs.shelf import Shelf
+from snapshotter.imagefs.views import Views
+from snapshotter.metrics import Metrics
+from snapshotter.oci.credentials import MemoryCredentials
+from snapshotter.oci.registry import RegistryClient
+from snapshotter.operations import DaemonOperations, Parts
+from snapshotter.rpc import control, snapshots
+from snapshotter.rpc.containerd import Containerd
+from snapshotter.rpc.server import RpcServer
+from snapshotter.snapshots import metastore
+from snapshotter.snapshots.database import Database
+from snapshotter.snapshots.snapshotter import Snapshotter, SnapshotterConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Base:
+    """What the image parts stand on."""
+
+    engine: EngineChoice
+    data_path: DataPath
+    database: Database
+    catalog: Catalog
+    shelf: Shelf
+    store: ViewStore
+    registry: RegistryClient
+    road: Road
+    containerd: Containerd
+    pool: ThreadPoolExecutor
+
+
+class Daemon:
+    """One node's daemon. Life story: ``start``, serve, ``stop``; both may be called once."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._clock = SystemClock()
+        self._undo = Undo()
+        self._summary = "not started"
+
+    def summary(self) -> str:
+        """One line for the log and the service manager."""
+        return self._summary
+
+    async def stop(self) -> None:
+        """Stop in reverse; mounts, containers and the guard's descriptors stay."""
+        await self._undo.run()
+
+    async def start(self) -> None:
+        """Bring everything up; an EmberError says what stands in the way, and nothing is left."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        started_s = self._clock.monotonic_s()
+        opening.take_lock(self._config, self._undo)
+        pulls, metrics = MemoryCredentials(), Metrics()
+        base = await self._open_base(pulls, metrics)
+        views, layer_mounts = self._open_mounts(base)
+        links = (self._config.root / "snapshots").glob("*/fs")
+        await restore(links, base.data_path, layer_mounts, views, base.shelf)
+        ingest, decider = self._open_decider(base, views)
+        layers = Layers(decider, base.catalog, base.shelf, ingest, layer_mounts, views, self._clock)
+        pump = self._listen(base, views)
+        layers.when_mounted = self._open_completion(base.road, views).wake
+        metadata = layer_mounts.metadata
+        operations = DaemonOperations(
+            Parts(
+                catalog=base.catalog,
+                shelf=base.shelf,
+                ingest=ingest,
+                mounts=layer_mounts,
+                remover=Remover(base.catalog, base.shelf, ingest, layer_mounts, views, metadata),
+                decider=decider,
+                store=base.store,
+                road=base.road,
+                misses=pump,
+                data_path=base.data_path,
+                containerd=base.containerd,
+                registry=base.registry,
+                snapshotter=self._config.containerd.snapshotter,
+                engine=(base.engine.engine.name, base.engine.reason),
+                clock=self._clock,
+                started_s=started_s,
+            )
+        )
+        await self._serve(base.database, layers, operations)
+        await opening.serve_cri(self._config, pulls, self._undo)
+        opening.serve_metrics(self._config, metrics, self._undo)
+        path = base.data_path.name or "none (images fetched whole)"
+        self._summary = f"{self._config.socket}, data path {path}, {base.engine.engine.name}"
+
+    async def _open_base(self, pulls: MemoryCredentials, metrics: Metrics) -> _Base:
+        config, clock, undo = self._config, self._clock, self._undo
+        pool = ThreadPoolExecutor(4, thread_name_prefix="ember-work")
+        undo.later(asyncio.to_thread, pool.shutdown)
+        engine = opening.open_engine(config, undo)
+        data_path = opening.open_data_path(config, undo)
+        database = await Database.open(
+            config.root / "ember.db", (metastore.SCHEMA, catalog_tables.PIECE)
+        )
+        undo.later(database.close)
+        catalog = Catalog(database)
+        await catalog.load()
+        indexes = opening.directory(config, "index")
+        remove_leftovers(indexes)
+        shelf = Shelf(indexes, catalog.layers_of_view, catalog.origins)
+        store = await opening.open_store(config, engine, clock, undo)
+        registry = opening.open_origins(config, pulls, clock, undo)
+        road = opening.open_road(config, store, shelf, registry, metrics, clock, undo)
+        containerd = Containerd(config.containerd.address, config.containerd.timeout)
+        undo.later(containerd.close)
+        return _Base(
+            engine,
+            data_path,
+            database,
+            catalog,
+            shelf,
+            store,
+            registry,
+            road,
+            containerd,
+            pool,
+        )
+
+    def _open_mounts(self, base: _Base) -> tuple[Views, LayerMounts]:
+        config, shelf = self._config, base.shelf
+
+        def index_of(view: Digest) -> LayerIndex | None:
+            sources = shelf.of_view(view)
+            return sources[0].index if sources else None
+
+        views = Views(
+            base.store,
+            base.road,
+            base.data_path.guard,
+            config.root / "views",
+            config.state / "guarded",
+            index_of,
+        )
+        self._undo.later(views.close)
+        metadata = MetadataImages(opening.directory(config, "metadata"))
+        directio = base.data_path.directio
+        return views, LayerMounts(
+            config.state / "layers", views, metadata, base.pool, directio=directio
+        )
+
+    def _open_decider(self, base: _Base, views: Views) -> tuple[Ingest, Decider]:
+        config, clock, catalog = self._config, self._clock, base.catalog
+
+        def indexed(blob: Digest) -> None:
+            for image in catalog.images_of_blob(blob):
+                decider.forget(image.manifest)
+
+        async def refused(blob: Digest, reason: str) -> None:
+            await catalog.blame(blob, reason, clock.wall_ns())
+
+        ingest = Ingest(
+            base.registry,
+            views.stage,
+            base.shelf.directory,
+            indexed,
+            refused,
+            base.pool,
+            clock,
+            config.first_pull.parallel_layers,
+            config.first_pull.assumed_rate,
+        )
+        self._undo.later(ingest.close)
+        idle = IdleIndexer(base.containerd, ingest, base.shelf, clock)
+        if config.first_pull.index_when_idle:
+            idle.start()
+            self._undo.later(idle.stop)
+        origin = RegistryOrigin(base.registry)
+        decider = Decider(
+            opening.policy(config, base.data_path),
+            catalog,
+            base.shelf,
+            ContainerdDocuments(base.containerd, origin),
+            origin,
+            ingest,
+            views.complete,
+            idle.want,
+            clock,
+        )
+        return ingest, decider
+
+    def _listen(self, base: _Base, views: Views) -> MissPump | None:
+        guard = base.data_path.guard
+        if guard is None:
+            return None
+        pump = MissPump(guard, base.road, views, self._clock, self._config.fetch.miss_timeout)
+        pump.start()
+        self._undo.later(pump.stop)
+        base.data_path.watch_keeper()
+        return pump
+
+    def _open_completion(self, road: Road, views: Views) -> Completion:
+        settings = self._config.completion
+        completion = Completion(
+            road, views.incomplete, self._clock, settings.delay, settings.rate or None
+        )
+        if settings.enabled:
+            completion.start()
+            self._undo.later(completion.stop)
+        return completion
+
+    async def _serve(
+        self, database: Database, layers: Layers, operations: DaemonOperations
+    ) -> None:
+        snapshotter = Snapshotter(
+            database,
+            self._config.root,
+            layers,
+            SnapshotterConfig(mounts_wait_s=self._config.lazy.mounts_wait),
+            self._clock,
+        )
+        await snapshotter.start()
+        self._undo.later(snapshotter.close)
+        server = RpcServer(
+            self._config.socket,
+            [
+                partial(snapshots.register, snapshots.SnapshotsService(snapshotter)),
+                partial(control.register, control.ControlService(operations)),
+            ],
+        )
+        await server.start()
+        self._undo.later(server.stop)

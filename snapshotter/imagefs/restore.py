@@ -1,0 +1,46 @@
+"""After a restart: what an earlier daemon left mounted is known and guarded before any answer.
+
+If the guard outlived that daemon nothing was missed. If it did not, holes may have been read as
+zeros in between: every incomplete layer that was mounted is named, once, and never used again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from snapshotter.image.index import LayerIndex
+from snapshotter.imagefs.datapath import DataPath
+from snapshotter.imagefs.layer_mounts import LayerMounts, Mounted
+from snapshotter.imagefs.shelf import Shelf
+from snapshotter.imagefs.views import Views
+
+log = logging.getLogger(__name__)
+
+
+async def restore(
+    links: Iterable[Path], data_path: DataPath, mounts: LayerMounts, views: Views, shelf: Shelf
+) -> None:
+    """Take over the mounts that are there; ``links`` are the snapshots' links to them."""
+    for mounted in mounts.restore(links):
+        if not mounted.guarded:
+            continue
+        index = shelf.get(mounted.layer)
+        if index is None:
+            log.error("layer %s is mounted, but its index is gone", mounted.layer)
+            continue
+        if data_path.guard is None or not data_path.guard.adopted:
+            await _suspect(mounted, index, mounts, views)
+        await views.guard(index)
+
+
+async def _suspect(mounted: Mounted, index: LayerIndex, mounts: LayerMounts, views: Views) -> None:
+    if mounted.suspect or await views.complete(index):
+        return
+    mounts.mark_suspect(mounted)
+    log.critical(
+        "layer %s was mounted while no guard was there: what its readers saw may have been"
+        " zeros. Its next container gets a new mount; restart those that run on it",
+        mounted.layer,
+    )
