@@ -9,7 +9,7 @@ from snapshotter.errors import RefusedError
 from snapshotter.image.names import shown
 from snapshotter.image.tar_header import Header
 from snapshotter.image.tree import Inode, Kind
-from snapshotter.image.xattrs import entry_xattrs
+from snapshotter.image.xattrs import entry_xattrs, fit_acl
 
 LINK_BYTES = 4095
 
@@ -58,6 +58,8 @@ def entry_inode(header: Header, records: dict[bytes, bytes]) -> Inode:
             return Inode(Kind.WHITEOUT)  # on disk it is one, and overlayfs would take it for one
     if records:
         inode.xattrs = entry_xattrs(records, Kind.FILE if kind is Kind.LINK else kind)
+        if inode.xattrs and kind is not Kind.LINK:
+            fit_acl(inode.xattrs, inode.mode)
     return inode
 
 

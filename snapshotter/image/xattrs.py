@@ -7,7 +7,8 @@ known namespace are ignored, values the kernel would refuse make the layer refus
 
 from __future__ import annotations
 
-from struct import Struct, error
+import re
+from struct import Struct
 
 from snapshotter.errors import RefusedError
 from snapshotter.image.pax import XATTR_PREFIX
@@ -20,8 +21,12 @@ NAME_BYTES = 255
 VALUE_BYTES = 65535
 
 _ACL_ENTRY = Struct("<HHI")
-_ACL_BASE_TAGS = frozenset((0x01, 0x04, 0x20))
-_ACL_TAGS = frozenset((0x01, 0x02, 0x04, 0x08, 0x10, 0x20))
+_ACL_VERSION = b"\x02\0\0\0"
+_OWNER, _GROUP, _MASK, _OTHERS = 0x01, 0x04, 0x10, 0x20
+_ACL_TAGS = {_OWNER: "u", 0x02: "U", _GROUP: "g", 0x08: "G", _MASK: "m", _OTHERS: "o"}
+_ACL_ORDER = re.compile("ugo|uU*gG*mo")
+"""The kernel's order; named users and groups need a mask."""
+_ACL_BASE_ENTRIES = 3
 _CAPABILITY_BYTES = {0x01000000: 12, 0x02000000: 20, 0x03000000: 24}
 
 
@@ -71,14 +76,36 @@ def _check_capability(value: bytes) -> None:
 
 def _acl_says_something(name: bytes, value: bytes, kind: Kind) -> bool:
     """Whether the ACL is more than the mode bits; RefusedError if the kernel would not take it."""
-    if not value or value[:4] != b"\x02\0\0\0" or (name == ACL_DEFAULT and kind is not Kind.DIR):
-        if not value:
-            return False  # removes the ACL
-        raise RefusedError(f"xattr {name.decode()} does not belong here or is malformed")
-    try:
-        tags = [tag for tag, _, _ in _ACL_ENTRY.iter_unpack(value[4:])]
-    except error as malformed:
-        raise RefusedError(f"xattr {name.decode()} is malformed") from malformed
-    if not _ACL_TAGS.issuperset(tags) or (tags and not _ACL_BASE_TAGS.issubset(tags)):
-        raise RefusedError(f"xattr {name.decode()} lacks an entry or has an unknown one")
-    return bool(tags) and (name == ACL_DEFAULT or len(tags) > len(_ACL_BASE_TAGS))
+    if not value:
+        return False  # setting it empty removes it
+    if name == ACL_DEFAULT and kind is not Kind.DIR:
+        raise RefusedError(f"xattr {name.decode()} on what is no directory")
+    tags = "".join(_ACL_TAGS.get(tag, "?") for tag, _, _ in _acl_entries(name, value))
+    if _ACL_ORDER.fullmatch(tags) is None:
+        raise RefusedError(f"xattr {name.decode()} lacks an entry or has them out of order")
+    return name == ACL_DEFAULT or len(tags) > _ACL_BASE_ENTRIES
+
+
+def _acl_entries(name: bytes, value: bytes) -> list[tuple[int, int, int]]:
+    """(tag, permissions, id) of each entry, as linux/posix_acl_xattr.h has them."""
+    if value[:4] != _ACL_VERSION or len(value) % _ACL_ENTRY.size != len(_ACL_VERSION):
+        raise RefusedError(f"xattr {name.decode()} is malformed")
+    entries = list(_ACL_ENTRY.iter_unpack(value[len(_ACL_VERSION) :]))
+    if any(permissions > 0o7 for _, permissions, _ in entries):
+        raise RefusedError(f"xattr {name.decode()} grants what does not exist")
+    return entries
+
+
+def fit_acl(xattrs: Xattrs, mode: int) -> None:
+    """Make an access ACL agree with the mode, which chmod(2) does after the ACL was set.
+
+    Owner, others and (without a mask) the group come from the mode; a mask is the mode's group.
+    """
+    value = xattrs.get(ACL_ACCESS)
+    if value is None:
+        return
+    entries = _acl_entries(ACL_ACCESS, value)
+    group_tag = _MASK if any(tag == _MASK for tag, _, _ in entries) else _GROUP
+    bits = {_OWNER: mode >> 6 & 7, group_tag: mode >> 3 & 7, _OTHERS: mode & 7}
+    packed = (_ACL_ENTRY.pack(tag, bits.get(tag, old), who) for tag, old, who in entries)
+    xattrs[ACL_ACCESS] = _ACL_VERSION + b"".join(packed)

@@ -17,15 +17,11 @@ def usrmerge() -> LayerCase:
         symlink(b"lib", b"usr/lib"),
         symlink(b"sbin", b"/usr/sbin"),
         directory(b"usr/sbin", 0o711, uid=3),
-        symlink(b"loop", b"loop"),
         symlink(b"dangling", b"not/there"),
-        file(b"blocked", b"a file"),
     )
     upper = layer(
         file(b"lib/extra.so", b"extra"),
-        file(b"loop/x", b"l"),
         file(b"dangling/x", b"d"),
-        file(b"blocked/x/y", b"b"),
     )
     top = layer(
         file(b"lib/extra2.so", b"extra2"), directory(b"sbin", 0o700), file(b"sbin/new", b"n")
@@ -35,11 +31,20 @@ def usrmerge() -> LayerCase:
         "usr/lib/base.so": is_file(b"base"), "lib": is_dir(0o2751, 7, 8, xattrs=XATTR),
         "lib/extra.so": is_file(b"extra"), "lib/extra2.so": is_file(b"extra2"),
         "usr/sbin": is_dir(0o711, 3), "sbin": is_dir(0o700), "sbin/new": is_file(b"n"),
-        "loop": is_dir(), "loop/x": is_file(b"l"), "dangling": is_dir(),
-        "dangling/x": is_file(b"d"), "blocked": is_dir(), "blocked/x": is_dir(),
-        "blocked/x/y": is_file(b"b"),
+        "dangling": is_dir(), "dangling/x": is_file(b"d"),
     }  # fmt: skip
     return LayerCase("usrmerge", (base, upper, top), rows)
+
+
+def blocked_parents() -> LayerCase:
+    """Implied directories where the layers below have what leads nowhere: the defaults."""
+    base = layer(symlink(b"loop", b"loop"), file(b"blocked", b"a file"))
+    upper = layer(file(b"loop/x", b"l"), file(b"blocked/x/y", b"b"))
+    rows: Rows = {
+        "loop": is_dir(), "loop/x": is_file(b"l"), "blocked": is_dir(), "blocked/x": is_dir(),
+        "blocked/x/y": is_file(b"b"),
+    }  # fmt: skip
+    return LayerCase("blocked parents", (base, upper), rows)
 
 
 def implied_parents() -> LayerCase:
@@ -78,11 +83,9 @@ def whiteouts() -> LayerCase:
         file(b"d/after", b"in step"),
         file(b".wh.gone", b"with data"),
         file(b"./.wh.gone-too"),
-        file(b"gone-too/new", b"a directory instead"),
     )
     rows: Rows = {
         "d": is_dir(), "d/g": is_file(b"x"), "d/after": is_file(b"in step"),
-        "gone-too": is_dir(), "gone-too/new": is_file(b"a directory instead"),
         "again": is_dir(0o700), "again/old": is_file(b"old"),
     }  # fmt: skip
     return LayerCase("whiteouts", (base, upper), rows)
@@ -92,16 +95,18 @@ def whiteouts_of_their_own_layer() -> LayerCase:
     """layer.md: a whiteout hides lower layers only, whatever the order of the entries."""
     base = layer(
         directory(b"first"), file(b"first/old", b"1"), directory(b"last"), file(b"last/old", b"2"),
-        file(b"file", b"old"),
+        file(b"file", b"old"), directory(b"implied", 0o700), file(b"implied/old"),
     )  # fmt: skip
     upper = layer(
+        file(b".wh.implied"), file(b"implied/new", b"i"),
         file(b".wh.first"), directory(b"first", 0o711), file(b"first/new", b"n"),
         directory(b"last", 0o712), file(b"last/new", b"m"), file(b".wh.last"),
         file(b"file", b"new"), file(b".wh.file"),
     )  # fmt: skip
     rows: Rows = {
         "first": is_dir(0o711), "first/new": is_file(b"n"), "last": is_dir(0o712),
-        "last/new": is_file(b"m"), "file": is_file(b"new"),
+        "last/new": is_file(b"m"), "file": is_file(b"new"), "implied": is_dir(0o700),
+        "implied/new": is_file(b"i"),
     }  # fmt: skip
     return LayerCase("whiteouts of their own layer", (base, upper), rows)
 
@@ -177,6 +182,7 @@ def replaced_across_layers() -> LayerCase:
 def of_several_layers() -> list[LayerCase]:
     """All cases of several layers."""
     return [
-        usrmerge(), implied_parents(), whiteouts(), whiteouts_of_their_own_layer(),
-        whiteouts_of_nothing(), opaque(), opaque_root(), replaced_across_layers(),
+        usrmerge(), blocked_parents(), implied_parents(), whiteouts(),
+        whiteouts_of_their_own_layer(), whiteouts_of_nothing(), opaque(), opaque_root(),
+        replaced_across_layers(),
     ]  # fmt: skip

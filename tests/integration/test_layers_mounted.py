@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import time
 from pathlib import Path
@@ -115,3 +117,26 @@ def test_200_000_entries_in_one_directory_are_scanned_in_seconds_and_all_found(
         assert not (target / "big/000000").exists()
     finally:
         unmount(target, detach=True)
+
+
+@pytest.mark.root
+def test_a_mapped_file_ends_in_zeros_even_where_the_tar_does_not_pad_with_them(
+    tmp_path: Path,
+) -> None:
+    plain = header(b"f", size=700) + b"e" * 700 + b"\xaa" * 324 + header(b"g") + bytes(1024)
+    with mounted([plain], tmp_path) as root, (root / "f").open("rb") as file_:
+        assert mapped_page(file_.fileno()) == b"e" * 700 + bytes(4096 - 700)
+
+
+def mapped_page(descriptor: int) -> bytes:
+    """A file's first page as a mapping shows it, behind its end too (mmap.mmap stops there)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    words = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mmap.argtypes = words
+    libc.munmap.argtypes = words[:2]
+    address = libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_PRIVATE, descriptor, 0)
+    assert address not in (None, ctypes.c_void_p(-1).value)
+    page = ctypes.string_at(address, 4096)
+    libc.munmap(address, 4096)
+    return page
