@@ -69,7 +69,8 @@ class View:
 
 class Bed:
     def __init__(self) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="ember-guard-"))
+        # /tmp may be a tmpfs, which refuses pre-content marks.
+        self.root = Path(tempfile.mkdtemp(prefix="ember-guard-", dir="/var/tmp"))
         self.views, self.guarded = self.root / "views", self.root / "guarded"
         self.layers = self.root / "layers"
         for path in (self.views, self.guarded, self.layers):
