@@ -26,7 +26,7 @@ struct ember_guard {
 	int missed;    /* eventfd: misses wait to be collected */
 	uint64_t device;
 	uint32_t reserve;
-	int top;       /* the thread's: the highest descriptor number it has seen lately */
+	int top;       /* the thread's: the highest number of an event since none waited */
 	pthread_t thread;
 	bool running;
 	struct journal journal;

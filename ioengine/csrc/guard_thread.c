@@ -43,7 +43,8 @@ static void handle(ember_guard *guard, uint32_t entry)
 	guard->counts.outstanding++;
 	guard->entries[entry].state = ENTRY_ANSWERING;
 	pthread_mutex_unlock(&guard->lock);
-	guard->top = event.descriptor;
+	if (event.descriptor > guard->top)
+		guard->top = event.descriptor;
 	if (event.strange) {
 		guard_finish(guard, entry, EIO);
 		return;
@@ -70,22 +71,38 @@ static void handle(ember_guard *guard, uint32_t entry)
 	queue_miss(guard, entry, event.length, answer != VIEW_UNKNOWN);
 }
 
+/*
+ * Would the next event get a descriptor below the reserve? Numbers are given out from the lowest
+ * free one, so while events wait and none came near the limit, the next will not either. Else only
+ * a look tells: others may have opened many, or a low number is free with all above it taken.
+ */
+static bool descriptor_left(ember_guard *guard, bool idle)
+{
+	struct rlimit limit;
+	int lowest;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+		return true;
+	if (!idle && (uint64_t)guard->top + guard->reserve < limit.rlim_cur)
+		return true;
+	lowest = fcntl(guard->wake, F_DUPFD_CLOEXEC, 0);
+	if (lowest < 0)
+		return false;
+	close(lowest);
+	if (idle)
+		guard->top = lowest;
+	return (uint64_t)lowest + guard->reserve < limit.rlim_cur;
+}
+
 /* Is there a descriptor and a slot for one more event? Without one, read(2) would deny it. */
 static bool room(ember_guard *guard, uint32_t *slot)
 {
-	struct rlimit limit = { 0 };
-	uint64_t used = (uint64_t)guard->top + guard->reserve;
-	bool enough = true;
+	bool enough, idle;
 
-	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && used >= limit.rlim_cur) {
-		guard->top = fcntl(guard->wake, F_DUPFD_CLOEXEC, 0); /* the lowest free number */
-		if (guard->top >= 0)
-			close(guard->top);
-		used = (uint64_t)guard->top + guard->reserve;
-		enough = guard->top >= 0 && used < limit.rlim_cur;
-		if (guard->top < 0)
-			guard->top = (int)limit.rlim_cur;
-	}
+	pthread_mutex_lock(&guard->lock);
+	idle = guard->counts.outstanding == 0;
+	pthread_mutex_unlock(&guard->lock);
+	enough = descriptor_left(guard, idle);
 	pthread_mutex_lock(&guard->lock);
 	enough = enough && guard->free_count > 0;
 	if (enough)
