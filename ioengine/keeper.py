@@ -12,6 +12,7 @@ import errno
 import os
 import select
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ CGROUP = "ember-keeper"
 TIMEOUT_S = 10.0
 _PACKET_BYTES = 8192
 _WORDS_MAX = 16
+_ABSENT = (errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
 _RUNNING = 3  # exit status: another keeper holds the lock
 
 
@@ -54,8 +56,11 @@ class Keeper:
         """Join a running keeper; KeeperError (ENOENT, ECONNREFUSED, …) if there is none."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            connection.settimeout(TIMEOUT_S)
+            # A socket with a timeout does not wait at all for room in the backlog; this one does.
+            limit = struct.pack("ll", int(TIMEOUT_S), 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             connection.connect(str(path))
+            connection.settimeout(TIMEOUT_S)
             keeper = cls(path, connection)
             keeper.ping()
         except KeeperError:
@@ -78,7 +83,7 @@ class Keeper:
         try:
             return cls.connect(path)
         except KeeperError as error:
-            if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
+            if error.errno not in _ABSENT:
                 raise
         command = [str(program), *(("--cgroup", cgroup) if cgroup else ()), str(path.absolute())]
         try:
@@ -142,7 +147,8 @@ class Keeper:
 
     def drop(self, *names: str) -> None:
         """Have the keeper close what it holds under these names; unknown ones are passed over."""
-        self._ask(" ".join(["drop", *names]))
+        for first in range(0, len(names), _WORDS_MAX):
+            self._ask(" ".join(["drop", *names[first : first + _WORDS_MAX]]))
 
     def quit(self) -> None:
         """End the keeper; KeeperError (EBUSY) while it holds anything."""
@@ -189,6 +195,12 @@ class Keeper:
         self.unwatch()
         self._socket.close()
 
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _ask(self, request: str, descriptors: Sequence[int] = ()) -> tuple[list[str], list[int]]:
         """Send one packet, return the words behind ``ok`` and the descriptors of the answer."""
         verb = request.split(" ", 1)[0]
@@ -198,6 +210,8 @@ class Keeper:
             answer, got, _, _ = socket.recv_fds(self._socket, _PACKET_BYTES, _WORDS_MAX)
             for descriptor in got:
                 os.set_inheritable(descriptor, False)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise KeeperError(error.errno, f"keeper on {self.path} has died") from error
         except OSError as error:
             raise KeeperError(
                 error.errno or errno.EIO, f"keeper on {self.path} did not answer {verb}: {error}"
