@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from snapshotter.errors import ConfigError
 
@@ -47,6 +47,13 @@ def _seconds(value: object) -> object:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute() or "\0" in str(path):
+        raise ValueError(f"{str(path)!r} is not an absolute path")
+    return path
+
+
+Directory = Annotated[Path, AfterValidator(_absolute)]
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 
@@ -141,8 +148,8 @@ class Metrics(Section):
 class Config(Section):
     """The whole file."""
 
-    root: Path = Path("/var/lib/ember")
-    state: Path = Path("/run/ember")
+    root: Directory = Path("/var/lib/ember")
+    state: Directory = Path("/run/ember")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     containerd: Containerd = Containerd()
