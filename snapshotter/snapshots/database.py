@@ -39,6 +39,9 @@ CACHE_BYTES: Final = 16 * 1024 * 1024
 LOG_BYTES: Final = 4 * 1024 * 1024
 """Size that the write-ahead log has from the start: sqlite moves its content on when it has about
 that, and a file that doesn't grow needs no journal commit of the file system at each fsync."""
+CHECKPOINT_GROUPS: Final = 64
+LAST_CHECKPOINT_PAGES: Final = 8000
+"""When the writer has to move the log itself: others did not come to it."""
 RESERVE_BYTES: Final = 4 * 1024 * 1024
 """Given up when the disk is full, so that what was removed can still be recorded."""
 
@@ -66,6 +69,7 @@ class Database:
         self._local = threading.local()
         self._reader_connections: list[sqlite3.Connection] = []
         self._closed = False
+        self._groups = 0
         self._connection: sqlite3.Connection
 
     @classmethod
@@ -165,12 +169,13 @@ class Database:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA foreign_keys=ON")
+            connection.execute(f"PRAGMA wal_autocheckpoint={LAST_CHECKPOINT_PAGES}")
         except sqlite3.DatabaseError as error:
             connection.close()
             raise self._translated(error) from error
         return connection
 
-    def _read(self, work: Work[T]) -> T:
+    def _reader(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._connect()
@@ -178,6 +183,10 @@ class Database:
             connection.execute(f"PRAGMA cache_size=-{CACHE_BYTES // 1024}")
             self._local.connection = connection
             self._reader_connections.append(connection)
+        return connection
+
+    def _read(self, work: Work[T]) -> T:
+        connection = self._reader()
         try:
             connection.execute("BEGIN")
             try:
@@ -200,6 +209,17 @@ class Database:
                     write.loop.call_soon_threadsafe(_deliver, write)
             if stop:
                 return
+            self._groups += 1
+            if self._groups % CHECKPOINT_GROUPS == 0:
+                with contextlib.suppress(RuntimeError):  # stopping: closing does it
+                    self._readers.submit(self._checkpoint)
+
+    def _checkpoint(self) -> None:
+        """Move the log into the database beside the writer, which would have to wait for it."""
+        try:
+            self._reader().execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.DatabaseError as error:
+            _log.info("%s: its log is moved later: %s", self.path, error)
 
     def _group(self, first: _Write) -> tuple[list[_Write], bool]:
         group = [first]

@@ -155,6 +155,18 @@ async def test_more_writes_than_may_wait_are_told_to_come_back(
     await database.close()
 
 
+async def test_the_log_does_not_grow_with_the_number_of_writes(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path / "d.db", [TWO])
+    filler = "x" * 3000
+    for number in range(1500):
+        await database.write(
+            lambda c, n=number: c.execute("REPLACE INTO things VALUES (?, ?)", (n % 50, filler))
+        )
+    log = (tmp_path / "d.db-wal").stat().st_size
+    assert log < 2 * module.LOG_BYTES  # the pages written are some 15 MB
+    await database.close()
+
+
 async def test_a_closed_database_says_so(tmp_path: Path) -> None:
     database = await Database.open(tmp_path / "d.db", [ONE])
     await database.close()
