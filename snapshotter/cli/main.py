@@ -6,13 +6,14 @@ progress and complaints to stderr.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from snapshotter.cli import doctor, images, pull, serve
+from snapshotter.cli import images, pull
 from snapshotter.cli.connection import EXIT_USAGE, Daemon, fail
 from snapshotter.config import Config, load
 from snapshotter.errors import ConfigError
@@ -34,6 +35,12 @@ Namespace = Annotated[
 ]
 
 
+def _verb(name: str) -> Any:
+    """A verb's module, loaded only for that verb: the daemon's libraries cost a third of a second,
+    and most commands are a question to a daemon that has them."""
+    return importlib.import_module(f"snapshotter.cli.{name}")
+
+
 def read_config(path: Path | None) -> Config:
     """The configuration, or the end of the command with what is wrong in it."""
     try:
@@ -50,7 +57,7 @@ def serve_command(
     """Run the daemon in the foreground (systemd: Type=notify)."""
     settings = read_config(config)
     if not check:
-        serve.run(settings, config)
+        _verb("serve").run(settings, config)
 
 
 @app.command(name="pull")
@@ -105,7 +112,7 @@ def drain_command(config: ConfigPath = None) -> None:
 @app.command(name="doctor")
 def doctor_command(config: ConfigPath = None, json: Json = False) -> None:
     """Check kernel, file system, containerd and permissions: what is, and the way out."""
-    doctor.run(read_config(config), json)
+    _verb("doctor").run(read_config(config), json)
 
 
 def main() -> None:
