@@ -1,0 +1,92 @@
+"""What several tests of the image file system stand on: claims, documents, origins in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import EmberError
+from snapshotter.imagefs.catalog import Layer
+from snapshotter.imagefs.decision import ImageDocument
+from snapshotter.snapshots.lazy import LayerClaim
+from tests.fakes.lazy import digest
+
+REFERENCE = "registry.example/app:1"
+
+
+def layer(name: str, size_bytes: int = 1000) -> Layer:
+    return Layer(digest(name), digest(f"plain {name}"), digest(f"chain {name}"), size_bytes)
+
+
+def document(*layers: Layer) -> ImageDocument:
+    return ImageDocument(digest("manifest"), REFERENCE, "registry.example/app", layers)
+
+
+def claim(of: Layer, *, labelled: bool = True, namespace: str = "default") -> LayerClaim:
+    return LayerClaim(
+        namespace=namespace,
+        chain_id=str(of.chain_id),
+        parent="",
+        image_ref=REFERENCE if labelled else None,
+        manifest_digest=digest("manifest") if labelled else None,
+        layer_digest=of.blob if labelled else None,
+        image_layers=(of.blob,),
+        diff_id=of.diff_id,
+        below=(),
+        labels={},
+    )
+
+
+class Documents:
+    """Answers with one document, or fails."""
+
+    def __init__(self, answer: ImageDocument | EmberError) -> None:
+        self.answer = answer
+        self.asked = 0
+
+    async def image(self, namespace: str, manifest: Digest, reference: str) -> ImageDocument:
+        self.asked += 1
+        if isinstance(self.answer, EmberError):
+            raise self.answer
+        return self.answer
+
+
+class Origin:
+    """A registry that lets everybody in, or refuses."""
+
+    def __init__(self) -> None:
+        self.error: EmberError | None = None
+        self.asked = 0
+
+    async def check(self, reference: str, manifest: Digest) -> None:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+
+
+class Streams:
+    """First pulls that are only noted."""
+
+    def __init__(self, rate: float = 1e6) -> None:
+        self.started: list[BlobRef] = []
+        self._rate = rate
+
+    def running(self, blob: Digest) -> bool:
+        return any(ref.digest == blob for ref in self.started)
+
+    def start(self, blob: BlobRef, diff_id: Digest) -> object:
+        self.started.append(blob)
+        return object()
+
+    def rate(self, registry: str) -> float:
+        return self._rate
+
+
+class Later:
+    """Layers whose index is wanted when there is time."""
+
+    def __init__(self) -> None:
+        self.wanted: list[Layer] = []
+
+    def want(self, namespace: str, image: ImageDocument, layers: Sequence[Layer]) -> None:
+        self.wanted.extend(layers)

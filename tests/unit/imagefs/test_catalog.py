@@ -1,0 +1,98 @@
+"""The catalog of images: what is remembered survives, names move, and shared layers stay known."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snapshotter.content import BlobRef
+from snapshotter.imagefs.catalog import PIECE, Catalog, Image, Layer
+from snapshotter.snapshots.database import Database
+from tests.fakes.lazy import digest
+
+
+def layer(name: str, view: str | None = None) -> Layer:
+    return Layer(digest(name), digest(view or f"plain {name}"), digest(f"chain {name}"), 1000)
+
+
+def image(name: str, *layers: Layer, repository: str = "r.example/app", seen_ns: int = 1) -> Image:
+    return Image(digest(name), (f"{repository}:{name}",), (repository,), layers, True, "", seen_ns)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await Database.open(tmp_path / "ember.db", (PIECE,))
+    yield opened
+    await opened.close()
+
+
+async def test_what_is_remembered_is_there_after_a_restart(database: Database) -> None:
+    first = Catalog(database)
+    await first.load()
+    known = await first.remember(image("a", layer("1"), layer("2")))
+    await first.blame(digest("bad"), "a bomb", 5)
+    second = Catalog(database)
+    await second.load()
+    assert second.images() == [known]
+    assert second.fault(digest("bad")) == "a bomb"
+    assert second.origins(digest("2")) == [BlobRef("r.example/app", digest("2"), 1000)]
+
+
+async def test_a_manifest_seen_again_elsewhere_gains_a_name_and_an_origin(
+    database: Database,
+) -> None:
+    catalog = Catalog(database)
+    await catalog.remember(image("a", layer("1")))
+    await catalog.remember(image("a", layer("1"), repository="mirror.example/app", seen_ns=2))
+    merged = catalog.image(digest("a"))
+    assert merged is not None
+    assert merged.names == ("mirror.example/app:a", "r.example/app:a")
+    assert [ref.repository for ref in catalog.origins(digest("1"))] == [
+        "mirror.example/app",
+        "r.example/app",
+    ]
+
+
+async def test_a_tag_that_moves_names_only_the_new_image(database: Database) -> None:
+    catalog = Catalog(database)
+    old = image("a", layer("1"))
+    await catalog.remember(old)
+    await catalog.remember(replace(image("b", layer("2")), names=old.names))
+    assert [found.manifest for found in catalog.find(old.names[0])] == [digest("b")]
+    kept = catalog.image(digest("a"))
+    assert kept is not None
+    assert kept.names == ()
+
+
+async def test_an_image_is_found_by_name_by_digest_and_by_its_beginning(
+    database: Database,
+) -> None:
+    catalog = Catalog(database)
+    known = await catalog.remember(image("a", layer("1")))
+    for text in (known.names[0], str(known.manifest), known.manifest.hex[:8]):
+        assert catalog.find(text) == [known]
+    assert catalog.find(known.manifest.hex[:3]) == []
+    assert catalog.find("r.example/other:a") == []
+
+
+async def test_forgetting_an_image_keeps_layers_that_another_one_has(database: Database) -> None:
+    catalog = Catalog(database)
+    shared = layer("shared")
+    await catalog.remember(image("a", shared, layer("own")))
+    await catalog.remember(image("b", shared, repository="r.example/b"))
+    await catalog.forget(digest("a"))
+    assert catalog.image(digest("a")) is None
+    assert catalog.origins(shared.blob) == [BlobRef("r.example/b", shared.blob, 1000)]
+    assert list(catalog.layers_of_view(shared.diff_id)) == [shared.blob]
+    assert catalog.origins(digest("own")) == []
+    assert list(catalog.layers_of_view(layer("own").diff_id)) == []
+
+
+async def test_two_blobs_of_one_view_are_both_its_sources(database: Database) -> None:
+    catalog = Catalog(database)
+    await catalog.remember(image("a", layer("gzip", "plain")))
+    await catalog.remember(image("b", layer("zstd", "plain"), repository="r.example/b"))
+    assert set(catalog.layers_of_view(digest("plain"))) == {digest("gzip"), digest("zstd")}

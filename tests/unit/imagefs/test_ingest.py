@@ -1,0 +1,218 @@
+"""First pulls: a layer is readable only when both digests were right, whoever asked."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import io
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from snapshotter.clock import SystemClock
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import CorruptError, EmberError, RefusedError, UnavailableError
+from snapshotter.image.index import LayerIndex
+from snapshotter.imagefs.ingest import Ingest
+
+
+def sha256(data: bytes) -> Digest:
+    return Digest("sha256", hashlib.sha256(data).hexdigest())
+
+
+def plain_layer(content: bytes, name: str = "file") -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+class Staged:
+    """A view in memory."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.sealed: LayerIndex | None = None
+        self.discarded = False
+
+    def sink(self, offset: int, data: memoryview) -> None:
+        self.data[offset : offset + len(data)] = data
+
+    async def seal(self, index: LayerIndex) -> None:
+        self.sealed = index
+
+    async def discard(self) -> None:
+        self.discarded = True
+
+
+class Scene:
+    """An ingest whose origin is a dictionary."""
+
+    def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
+        self.blobs: dict[Digest, bytes] = {}
+        self.error: EmberError | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.opened = 0
+        self.staged: list[Staged] = []
+        self.indexed: list[Digest] = []
+        self.refused: list[tuple[Digest, str]] = []
+        self.ingest = Ingest(
+            self,
+            self.stage,
+            directory,
+            self.indexed.append,
+            self.refuse,
+            pool,
+            SystemClock(),
+            parallel=2,
+            assumed_rate=1000,
+        )
+
+    async def stream(self, blob: BlobRef) -> AsyncIterator[bytes]:
+        self.opened += 1
+        data = self.blobs[blob.digest]
+        for start in range(0, len(data), 100_000):
+            await self.gate.wait()
+            yield data[start : start + 100_000]
+        if self.error is not None:
+            raise self.error
+
+    def stage(self, view: Digest) -> Staged:
+        self.staged.append(Staged())
+        return self.staged[-1]
+
+    async def refuse(self, blob: Digest, reason: str) -> None:
+        self.refused.append((blob, reason))
+
+    def add(self, blob: bytes, named: bytes | None = None) -> BlobRef:
+        digest = sha256(named if named is not None else blob)
+        self.blobs[digest] = blob
+        return BlobRef("r.example/app", digest, len(blob))
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as made:
+        yield made
+
+
+@pytest.fixture
+def scene(tmp_path: Path, pool: ThreadPoolExecutor) -> Scene:
+    return Scene(tmp_path, pool)
+
+
+PLAIN = plain_layer(bytes(range(256)) * 4000)
+
+
+async def test_a_layer_whose_digests_are_right_is_sealed_and_indexed(scene: Scene) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    job = scene.ingest.start(blob, sha256(PLAIN))
+    assert await scene.ingest.wait(job, 30)
+    assert scene.staged[0].sealed is not None
+    assert bytes(scene.staged[0].data) == PLAIN
+    assert scene.indexed == [blob.digest]
+    assert job.percent == 100
+
+
+async def test_those_who_ask_for_one_layer_at_once_share_one_stream(scene: Scene) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    jobs = [scene.ingest.start(blob, sha256(PLAIN)) for _ in range(20)]
+    await asyncio.gather(*(scene.ingest.wait(job, 30) for job in jobs))
+    assert scene.opened == 1
+
+
+async def test_a_blob_that_lies_about_its_digest_is_never_shown_and_may_be_tried_again(
+    scene: Scene,
+) -> None:
+    blob = scene.add(gzip.compress(PLAIN), named=b"something else")
+    job = scene.ingest.start(blob, sha256(PLAIN))
+    with pytest.raises(CorruptError, match=blob.digest.hex[:12]):
+        await scene.ingest.wait(job, 30)
+    assert scene.staged[0].sealed is None
+    assert scene.staged[0].discarded
+    assert scene.refused == []
+    assert scene.ingest.start(blob, sha256(PLAIN)) is not job
+
+
+async def test_a_layer_that_is_not_what_the_config_promises_is_refused_for_good(
+    scene: Scene,
+) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    job = scene.ingest.start(blob, sha256(b"another tar"))
+    with pytest.raises(EmberError):
+        await scene.ingest.wait(job, 30)
+    assert scene.staged[0].sealed is None
+    assert scene.staged[0].discarded
+
+
+async def test_a_hostile_tar_is_refused_by_name_and_remembered(scene: Scene) -> None:
+    hostile = plain_layer(b"x", name="../../etc/passwd")
+    blob = scene.add(gzip.compress(hostile))
+    job = scene.ingest.start(blob, sha256(hostile))
+    with pytest.raises(RefusedError, match="etc/passwd"):
+        await scene.ingest.wait(job, 30)
+    assert scene.refused[0][0] == blob.digest
+    assert scene.staged[0].discarded
+
+
+async def test_a_stream_that_breaks_leaves_nothing_and_the_next_one_may_succeed(
+    scene: Scene,
+) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    scene.error = UnavailableError("the registry went away")
+    job = scene.ingest.start(blob, sha256(PLAIN))
+    with pytest.raises(UnavailableError):
+        await scene.ingest.wait(job, 30)
+    assert scene.staged[0].discarded
+    scene.error = None
+    assert await scene.ingest.wait(scene.ingest.start(blob, sha256(PLAIN)), 30)
+    assert scene.staged[1].sealed is not None
+
+
+async def test_waiting_ends_at_its_limit_and_the_work_goes_on(scene: Scene) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    scene.gate.clear()
+    job = scene.ingest.start(blob, sha256(PLAIN))
+    assert not await scene.ingest.wait(job, 0.05)
+    assert scene.ingest.running(blob.digest)
+    scene.gate.set()
+    assert await scene.ingest.wait(job, 30)
+
+
+async def test_no_more_layers_are_streamed_at_once_than_allowed(scene: Scene) -> None:
+    plains = [plain_layer(bytes([n]) * 1000) for n in range(5)]
+    scene.gate.clear()
+    jobs = [scene.ingest.start(scene.add(gzip.compress(p)), sha256(p)) for p in plains]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert scene.opened == 2
+    scene.gate.set()
+    await asyncio.gather(*(scene.ingest.wait(job, 30) for job in jobs))
+    assert scene.opened == 5
+
+
+async def test_closing_stops_a_stream_in_the_middle_and_leaves_nothing(scene: Scene) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    scene.gate.clear()
+    job = scene.ingest.start(blob, sha256(PLAIN))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await scene.ingest.close()
+    assert job.finished.is_set()
+    assert scene.staged[0].discarded
+    assert scene.staged[0].sealed is None
+
+
+async def test_indexing_what_is_here_already_keeps_no_view(scene: Scene) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    job = scene.ingest.start_from(blob, sha256(PLAIN), scene.stream)
+    assert await scene.ingest.wait(job, 30)
+    assert scene.staged == []
+    assert scene.indexed == [blob.digest]

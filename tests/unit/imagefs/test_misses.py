@@ -1,0 +1,225 @@
+"""The kernel's questions: each is answered once, with the bytes here or with an error."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from dataclasses import dataclass
+
+import pytest
+
+from ioengine.guard import Miss, Orphan
+from snapshotter.content import Digest, Extent
+from snapshotter.errors import DeadlineError, EmberError, NoSpaceError
+from snapshotter.imagefs.misses import MissPump
+from tests.fakes.hand_clock import HandClock
+from tests.fakes.lazy import digest
+
+VIEW = digest("view")
+OTHER = digest("other view")
+LENGTH = 1_000_000
+
+
+class FakeGuard:
+    """A guard whose kernel is a list."""
+
+    def __init__(self, *orphans: Orphan) -> None:
+        self.orphans = list(orphans)
+        self.waiting: list[Miss] = []
+        self.answers: list[tuple[int, int]] = []
+        self.settled: list[tuple[int, int]] = []
+        self.started = False
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._eventfd
+
+    def start(self) -> None:
+        assert not self.orphans, "the group must not be read before every orphan is settled"
+        self.started = True
+
+    def stop(self) -> None:
+        self.started = False
+
+    def ask(self, *misses: Miss) -> None:
+        self.waiting += misses
+        os.eventfd_write(self._eventfd, 1)
+
+    def misses(self) -> list[Miss]:
+        os.eventfd_read(self._eventfd)
+        taken, self.waiting = self.waiting, []
+        return taken
+
+    def allow(self, miss: Miss) -> None:
+        self.answers.append((miss.token, 0))
+
+    def deny(self, miss: Miss, error: int) -> None:
+        self.answers.append((miss.token, error))
+
+    def settle(self, orphan: Orphan, error: int) -> None:
+        self.settled.append((orphan.entry, error))
+        self.orphans = [other for other in self.orphans if other is not orphan]
+
+    def close(self) -> None:
+        os.close(self._eventfd)
+
+
+class Road:
+    """Notes what is wanted; fails if it is told to."""
+
+    def __init__(self) -> None:
+        self.wanted: list[tuple[Digest, Extent]] = []
+        self.error: EmberError | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def ensure(
+        self, view: Digest, extent: Extent, *, demand: bool, deadline_s: float
+    ) -> None:
+        assert demand
+        self.wanted.append((view, extent))
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass
+class Views:
+    """Two views, inodes 1 and 2."""
+
+    missing: tuple[Digest, ...] = (VIEW, OTHER)
+
+    async def by_inode(self, inode: int) -> Digest | None:
+        return {1: VIEW, 2: OTHER}.get(inode)
+
+    async def length(self, view: Digest) -> int:
+        return LENGTH
+
+    def incomplete(self) -> tuple[Digest, ...]:
+        return self.missing
+
+
+def miss(token: int, inode: int = 1, offset: int = 4096, length: int = 8192) -> Miss:
+    return Miss(token, inode, offset, length, pid=7, known=True)
+
+
+def pump_of(guard: FakeGuard, road: Road) -> MissPump:
+    return MissPump(guard, road, Views(), HandClock(), 300)  # type: ignore[arg-type]
+
+
+async def settle_down() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_miss_is_allowed_once_its_bytes_are_here() -> None:
+    guard, road = FakeGuard(), Road()
+    pump = pump_of(guard, road)
+    pump.start()
+    await settle_down()
+    road.gate.clear()
+    guard.ask(miss(1))
+    await settle_down()
+    assert road.wanted == [(VIEW, Extent(4096, 8192))]
+    assert guard.answers == []
+    road.gate.set()
+    await settle_down()
+    assert guard.answers == [(1, 0)]
+    await pump.stop()
+    guard.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [(DeadlineError("no source"), errno.EIO), (NoSpaceError("full"), errno.ENOSPC)],
+)
+async def test_a_miss_that_cannot_be_filled_is_denied_and_asked_again_later(
+    error: EmberError, number: int
+) -> None:
+    guard, road = FakeGuard(), Road()
+    road.error = error
+    pump = pump_of(guard, road)
+    pump.start()
+    await settle_down()
+    guard.ask(miss(1))
+    await settle_down()
+    road.error = None
+    guard.ask(miss(2))
+    await settle_down()
+    assert guard.answers == [(1, number), (2, 0)]
+    assert (pump.counts.asked, pump.counts.filled, pump.counts.failed) == (2, 1, 1)
+    await pump.stop()
+    guard.close()
+
+
+async def test_a_read_past_the_end_is_cut_and_one_behind_it_needs_nothing() -> None:
+    guard, road = FakeGuard(), Road()
+    pump = pump_of(guard, road)
+    pump.start()
+    await settle_down()
+    guard.ask(miss(1, offset=LENGTH - 10, length=4096), miss(2, offset=LENGTH + 512))
+    await settle_down()
+    assert road.wanted == [(VIEW, Extent(LENGTH - 10, 10))]
+    assert sorted(guard.answers) == [(1, 0), (2, 0)]
+    await pump.stop()
+    guard.close()
+
+
+async def test_an_unknown_file_is_denied_and_never_shown_as_zeros() -> None:
+    guard, road = FakeGuard(), Road()
+    pump = pump_of(guard, road)
+    pump.start()
+    await settle_down()
+    guard.ask(miss(1, inode=99), miss(2, inode=0))
+    await settle_down()
+    assert sorted(guard.answers) == [(1, errno.EIO), (2, errno.EIO)]
+    await pump.stop()
+    guard.close()
+
+
+async def test_orphans_are_settled_before_the_group_is_read() -> None:
+    orphans = [Orphan(1, 1, 0, 4096, 7), Orphan(2, None, 8192, 4096, 8)]
+    guard, road = FakeGuard(*orphans), Road()
+    pump = pump_of(guard, road)
+    road.gate.clear()
+    pump.start()
+    await settle_down()
+    assert not guard.started
+    road.gate.set()
+    await settle_down()
+    assert guard.started
+    assert sorted(guard.settled) == [(1, 0), (2, 0)]
+    await pump.stop()
+    guard.close()
+
+
+async def test_an_orphan_of_an_unknown_view_has_its_range_filled_in_every_incomplete_one() -> None:
+    guard, road = FakeGuard(Orphan(1, None, 8192, None, 8)), Road()
+    pump = pump_of(guard, road)
+    assert await pump.settle_orphans() == 1
+    rest = Extent(8192, LENGTH - 8192)
+    assert sorted(road.wanted) == sorted([(VIEW, rest), (OTHER, rest)])
+    guard.close()
+
+
+async def test_an_orphan_that_cannot_be_filled_is_failed_and_not_released_with_zeros() -> None:
+    guard, road = FakeGuard(Orphan(1, 1, 0, 4096, 8)), Road()
+    road.error = DeadlineError("no source")
+    assert await pump_of(guard, road).settle_orphans() == 1
+    assert guard.settled == [(1, errno.EIO)]
+    guard.close()
+
+
+async def test_stopping_leaves_what_is_unanswered_to_a_successor() -> None:
+    guard, road = FakeGuard(), Road()
+    pump = pump_of(guard, road)
+    pump.start()
+    await settle_down()
+    road.gate.clear()
+    guard.ask(miss(1))
+    await settle_down()
+    await pump.stop()
+    assert guard.answers == []
+    assert not guard.started
+    guard.close()
