@@ -148,13 +148,15 @@ class DaemonOperations:
         parts = self._parts
         index = parts.shelf.get(layer.blob)
         stored = here.get(layer.diff_id)
-        job = parts.ingest.job(layer.blob)
+        job = parts.ingest.job(layer.blob, layer.diff_id)
         if index is not None:
             state = "indexed"
         elif job is not None and not job.finished.is_set():
             state = f"being indexed, {job.percent} %"
         else:
-            state = parts.catalog.fault(layer.blob) or (str(job.error) if job else "no index")
+            state = parts.catalog.fault(layer.blob, layer.diff_id) or (
+                str(job.error) if job else "no index"
+            )
         here_bytes = 0
         if stored is not None:
             chunk_bytes = -(-stored.length_bytes // max(1, stored.chunk_count))

@@ -196,8 +196,8 @@ class Daemon:
             for image in catalog.images_of_blob(blob):
                 decider.forget(image.manifest)
 
-        async def refused(blob: Digest, reason: str) -> None:
-            await catalog.blame(blob, reason, clock.wall_ns())
+        async def refused(blob: Digest, diff_id: Digest, reason: str) -> None:
+            await catalog.blame(blob, diff_id, reason, clock.wall_ns())
 
         ingest = Ingest(
             base.registry,

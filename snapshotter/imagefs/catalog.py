@@ -39,9 +39,11 @@ PIECE = SchemaPiece(
         PRIMARY KEY (manifest, position)
     ) STRICT;
     CREATE TABLE layer_faults (
-        blob TEXT PRIMARY KEY,
+        blob TEXT NOT NULL,
+        diff_id TEXT NOT NULL,
         reason TEXT NOT NULL,
-        seen_ns INTEGER NOT NULL
+        seen_ns INTEGER NOT NULL,
+        PRIMARY KEY (blob, diff_id)
     ) STRICT;
     """,
     ),
@@ -87,12 +89,12 @@ class Catalog:
         self._images: dict[Digest, Image] = {}
         self._by_view: dict[Digest, dict[Digest, None]] = {}
         self._by_blob: dict[Digest, dict[Digest, None]] = {}
-        self._faults: dict[Digest, str] = {}
+        self._faults: dict[tuple[Digest, Digest], str] = {}
 
     async def load(self) -> None:
         """Read everything back; called once, before anything is served."""
 
-        def work(db: sqlite3.Connection) -> tuple[list[Image], dict[Digest, str]]:
+        def work(db: sqlite3.Connection) -> tuple[list[Image], dict[tuple[Digest, Digest], str]]:
             layers: dict[str, list[Layer]] = {}
             rows = db.execute(
                 "SELECT manifest, blob, diff_id, chain_id, size_bytes FROM image_layers"
@@ -117,8 +119,10 @@ class Catalog:
                 )
             ]
             faults = {
-                Digest.parse(blob): reason
-                for blob, reason in db.execute("SELECT blob, reason FROM layer_faults")
+                (Digest.parse(blob), Digest.parse(diff_id)): reason
+                for blob, diff_id, reason in db.execute(
+                    "SELECT blob, diff_id, reason FROM layer_faults"
+                )
             }
             return images, faults
 
@@ -196,22 +200,26 @@ class Catalog:
                 self._by_blob.pop(layer.blob, None)
                 self._by_view.get(layer.diff_id, {}).pop(layer.blob, None)
 
-    async def blame(self, blob: Digest, reason: str, seen_ns: int) -> None:
-        """Record that ``blob`` was refused, so that its images go another way from now on."""
+    async def blame(self, blob: Digest, diff_id: Digest, reason: str, seen_ns: int) -> None:
+        """Record that ``blob`` was refused, so that its images go another way from now on.
+
+        As the layer with ``diff_id`` only: what one image promises wrongly of a blob must not
+        harm another one that has it too.
+        """
 
         def work(db: sqlite3.Connection) -> None:
             db.execute(
-                "INSERT INTO layer_faults (blob, reason, seen_ns) VALUES (?, ?, ?)"
-                " ON CONFLICT (blob) DO UPDATE SET reason = excluded.reason",
-                (str(blob), reason, seen_ns),
+                "INSERT INTO layer_faults (blob, diff_id, reason, seen_ns) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (blob, diff_id) DO UPDATE SET reason = excluded.reason",
+                (str(blob), str(diff_id), reason, seen_ns),
             )
 
         await self._store.write(work)
-        self._faults[blob] = reason
+        self._faults[blob, diff_id] = reason
 
-    def fault(self, blob: Digest) -> str | None:
-        """Why ``blob`` was refused; None if it never was."""
-        return self._faults.get(blob)
+    def fault(self, blob: Digest, diff_id: Digest) -> str | None:
+        """Why the layer was refused; None if it never was."""
+        return self._faults.get((blob, diff_id))
 
     def images(self) -> list[Image]:
         """All images, the ones seen last first."""

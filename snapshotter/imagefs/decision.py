@@ -59,7 +59,7 @@ class Origin(Protocol):
 class Streams(Protocol):
     """Layers being streamed and indexed (ingest.py)."""
 
-    def running(self, blob: Digest) -> bool: ...
+    def running(self, blob: Digest, diff_id: Digest) -> bool: ...
 
     def start(self, blob: BlobRef, diff_id: Digest) -> object: ...
 
@@ -185,15 +185,23 @@ class Decider:
 
     async def _obstacle(self, namespace: str, document: ImageDocument) -> str | None:
         for layer in document.layers:
-            fault = self._catalog.fault(layer.blob)
+            fault = self._catalog.fault(layer.blob, layer.diff_id)
             if fault is not None:
                 return f"layer {layer.blob} was refused: {fault}"
+            index = self._shelf.get(layer.blob)
+            if index is not None and index.diff_id != layer.diff_id:
+                return (
+                    f"layer {layer.blob} unpacks to {index.diff_id}, but the image's config"
+                    f" promises {layer.diff_id}"
+                )
         missing = self._unindexed(document)
         if missing or not await self._all_here(document):
             unreachable = await self._unreachable(document)
             if unreachable is not None:
                 return unreachable
-        unknown = [layer for layer in missing if not self._streams.running(layer.blob)]
+        unknown = [
+            layer for layer in missing if not self._streams.running(layer.blob, layer.diff_id)
+        ]
         if not unknown or self._policy.mode == "stream":
             return None
         reason = self._too_long(document, unknown)
@@ -237,6 +245,6 @@ class Decider:
 
     def _stream_missing(self, document: ImageDocument) -> None:
         for layer in self._unindexed(document):
-            if not self._streams.running(layer.blob):
+            if not self._streams.running(layer.blob, layer.diff_id):
                 blob = BlobRef(document.repository, layer.blob, layer.size_bytes)
                 self._streams.start(blob, layer.diff_id)

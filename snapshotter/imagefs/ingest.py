@@ -16,7 +16,13 @@ from typing import Protocol
 
 from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Digest
-from snapshotter.errors import CorruptError, EmberError, NoSpaceError, RefusedError
+from snapshotter.errors import (
+    CorruptError,
+    EmberError,
+    NoSpaceError,
+    RefusedError,
+    UnavailableError,
+)
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.indexer import LayerIndexer
 
@@ -25,12 +31,19 @@ log = logging.getLogger(__name__)
 BLOCK_BYTES = 1024 * 1024
 RATE_MEMORY = 0.5
 FINISHED_JOBS = 4096
+RETRY_WAITS_S = (0.5, 2.0, 8.0)
+PATIENCE_S = 60.0
+"""A registry that asks for more quiet than this gets it: the first pull fails, and says so."""
 
 
 class Streams(Protocol):
     """Whole blobs from their origin; resumes by itself after a broken connection."""
 
     def stream(self, blob: BlobRef) -> AsyncIterator[bytes]: ...
+
+    def suspect(self, blob: BlobRef) -> None:
+        """The bytes were wrong: whoever sent them is asked last from now on."""
+        ...
 
 
 class Staging(Protocol):
@@ -75,7 +88,7 @@ class Ingest:
         stage: Callable[[Digest], Staging | None],
         index_directory: Path,
         on_indexed: Callable[[Digest], None],
-        on_refused: Callable[[Digest, str], Coroutine[None, None, None]],
+        on_refused: Callable[[Digest, Digest, str], Coroutine[None, None, None]],
         executor: Executor,
         clock: Clock,
         parallel: int,
@@ -90,18 +103,18 @@ class Ingest:
         self._clock = clock
         self._slots = asyncio.Semaphore(parallel)
         self._assumed_rate = float(assumed_rate)
-        self._jobs: dict[Digest, Job] = {}
+        self._jobs: dict[tuple[Digest, Digest], Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._rates: dict[str, float] = {}
 
-    def running(self, blob: Digest) -> bool:
-        """True while ``blob`` is on its way or waits for its turn."""
-        job = self._jobs.get(blob)
+    def running(self, blob: Digest, diff_id: Digest) -> bool:
+        """True while the layer is on its way or waits for its turn."""
+        job = self._jobs.get((blob, diff_id))
         return job is not None and not job.finished.is_set()
 
-    def job(self, blob: Digest) -> Job | None:
-        """The last job of ``blob``, running or ended."""
-        return self._jobs.get(blob)
+    def job(self, blob: Digest, diff_id: Digest) -> Job | None:
+        """The last job of the layer, running or ended."""
+        return self._jobs.get((blob, diff_id))
 
     def jobs(self) -> list[Job]:
         """All jobs that have not ended."""
@@ -131,7 +144,8 @@ class Ingest:
         source: Callable[[BlobRef], AsyncIterator[bytes]],
         keep: bool,
     ) -> Job:
-        known = self._jobs.get(blob.digest)
+        key = (blob.digest, diff_id)
+        known = self._jobs.get(key)
         if known is not None and not known.finished.is_set():
             return known
         while len(self._jobs) >= FINISHED_JOBS:
@@ -140,7 +154,7 @@ class Ingest:
                 break
             del self._jobs[ended]
         job = Job(blob, diff_id, self._clock.monotonic_s())
-        self._jobs[blob.digest] = job
+        self._jobs[key] = job
         task = asyncio.create_task(self._run(job, source, keep), name=f"ingest {blob.digest}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -168,12 +182,12 @@ class Ingest:
     ) -> None:
         try:
             async with self._slots:
-                await self._ingest(job, source, keep)
+                await self._try(job, source, keep)
         except (RefusedError, CorruptError) as error:
             job.error = error
             log.error("layer %s is refused: %s", job.blob.digest, error)
             if isinstance(error, RefusedError):
-                await self._on_refused(job.blob.digest, str(error))
+                await self._on_refused(job.blob.digest, job.diff_id, str(error))
         except EmberError as error:
             job.error = error
             log.error("layer %s could not be indexed: %s", job.blob.digest, error)
@@ -188,6 +202,25 @@ class Ingest:
             log.exception("indexing layer %s failed", job.blob.digest)
         finally:
             job.finished.set()
+
+    async def _try(
+        self, job: Job, source: Callable[[BlobRef], AsyncIterator[bytes]], keep: bool
+    ) -> None:
+        """Again after a fault that may pass, a bounded number of times and with rising waits."""
+        for wait_s in (*RETRY_WAITS_S, None):
+            try:
+                await self._ingest(job, source, keep)
+            except (UnavailableError, CorruptError) as error:
+                if isinstance(error, CorruptError):
+                    self._streams.suspect(job.blob)
+                asked_s = getattr(error, "retry_after_s", None) or 0.0
+                if wait_s is None or asked_s > PATIENCE_S:
+                    raise
+                log.warning("layer %s: %s; tried again", job.blob.digest, error)
+                await self._clock.sleep(max(wait_s, asked_s))
+                job.done_bytes = 0
+            else:
+                return
 
     async def _ingest(
         self, job: Job, source: Callable[[BlobRef], AsyncIterator[bytes]], keep: bool

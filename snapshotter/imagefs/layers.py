@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from snapshotter.clock import Clock
-from snapshotter.content import Digest
-from snapshotter.errors import EmberError, NotFoundError, UnavailableError
+from snapshotter.errors import NotFoundError, RefusedError, UnavailableError
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.catalog import Catalog
 from snapshotter.imagefs.decision import Decider
@@ -72,6 +71,9 @@ class Layers:
         deadline_s = self._clock.monotonic_s() + wait_s
         below: list[tuple[StackEntry, str]] = []
         for entry in stack:
+            if entry.layer is not None and self._known(entry) is None:
+                self._job(entry)
+        for entry in stack:
             key = ""
             if entry.layer is not None:
                 index = await self._index(entry, deadline_s)
@@ -79,38 +81,50 @@ class Layers:
             below.append((entry, key))
         self.when_mounted()
 
-    async def _index(self, entry: StackEntry, deadline_s: float) -> LayerIndex:
+    def _known(self, entry: StackEntry) -> LayerIndex | None:
+        """The entry's index, if it is here and of the view that the entry must show."""
         assert entry.layer is not None
         index = self._shelf.get(entry.layer)
+        if index is not None and entry.view not in (None, index.diff_id):
+            raise RefusedError(
+                f"layer {entry.layer} unpacks to {index.diff_id}, but its image promised"
+                f" {entry.view}"
+            )
+        return index
+
+    async def _index(self, entry: StackEntry, deadline_s: float) -> LayerIndex:
+        index = self._known(entry)
         if index is not None:
             return index
-        job = self._job(entry.layer, entry.view)
+        job = self._job(entry)
         left_s = max(0.0, deadline_s - self._clock.monotonic_s())
         if not await self._ingest.wait(job, left_s):
-            raise UnavailableError(self._progress(entry.layer, job))
-        index = self._shelf.get(entry.layer)
+            raise UnavailableError(self._progress(job))
+        index = self._known(entry)
         if index is None:
             raise UnavailableError(f"the index of layer {entry.layer} is gone; try again")
         return index
 
-    def _job(self, layer: Digest, view: Digest | None) -> Job:
-        job = self._ingest.job(layer)
-        if job is not None and not job.finished.is_set():
-            return job
-        fault = self._catalog.fault(layer)
-        if fault is not None:
-            raise EmberError(f"layer {layer} was refused: {fault}")
-        origins = self._catalog.origins(layer)
-        if not origins or view is None:
+    def _job(self, entry: StackEntry) -> Job:
+        """The first pull of the entry's layer: the one under way, or a new one."""
+        layer, view = entry.layer, entry.view
+        origins = self._catalog.origins(layer) if layer is not None else []
+        if layer is None or view is None or not origins:
             raise NotFoundError(
                 f"no origin is known for layer {layer}; remove the image and pull it again"
             )
+        job = self._ingest.job(layer, view)
+        if job is not None and not job.finished.is_set():
+            return job
+        fault = self._catalog.fault(layer, view)
+        if fault is not None:
+            raise RefusedError(f"layer {layer} was refused: {fault}")
         return self._ingest.start(origins[0], view)
 
-    def _progress(self, layer: Digest, job: Job) -> str:
+    def _progress(self, job: Job) -> str:
         others = len(self._ingest.jobs()) - 1
         return (
-            f"layer {layer} is still being indexed: {job.percent} % of"
+            f"layer {job.blob.digest} is still being indexed: {job.percent} % of"
             f" {job.blob.size_bytes / 1e6:.0f} MB, and {others} other layers are on their way;"
             " `ember status` shows the progress"
         )

@@ -75,7 +75,7 @@ class Remover:
 
     async def _drop_view(self, layer: Layer, outcome: Outcome) -> bool:
         """True if nothing of the layer's data is left."""
-        if self._ingest.running(layer.blob):
+        if self._ingest.running(layer.blob, layer.diff_id):
             outcome.kept.append(f"layer {layer.blob}: in use, it is being indexed")
             return False
         for mounted in self._mounts.of_view(layer.diff_id):

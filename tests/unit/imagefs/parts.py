@@ -71,7 +71,7 @@ class Streams:
         self.started: list[BlobRef] = []
         self._rate = rate
 
-    def running(self, blob: Digest) -> bool:
+    def running(self, blob: Digest, diff_id: Digest) -> bool:
         return any(ref.digest == blob for ref in self.started)
 
     def start(self, blob: BlobRef, diff_id: Digest) -> object:

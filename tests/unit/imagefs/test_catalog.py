@@ -33,11 +33,12 @@ async def test_what_is_remembered_is_there_after_a_restart(database: Database) -
     first = Catalog(database)
     await first.load()
     known = await first.remember(image("a", layer("1"), layer("2")))
-    await first.blame(digest("bad"), "a bomb", 5)
+    await first.blame(digest("bad"), digest("plain"), "a bomb", 5)
     second = Catalog(database)
     await second.load()
     assert second.images() == [known]
-    assert second.fault(digest("bad")) == "a bomb"
+    assert second.fault(digest("bad"), digest("plain")) == "a bomb"
+    assert second.fault(digest("bad"), digest("another plain")) is None
     assert second.origins(digest("2")) == [BlobRef("r.example/app", digest("2"), 1000)]
 
 

@@ -158,7 +158,7 @@ async def test_an_image_with_a_refused_layer_is_left_to_containerd_by_name(
     database: Database, tmp_path: Path
 ) -> None:
     scene = Scene(database, tmp_path, policy())
-    await scene.catalog.blame(LAYERS[1].blob, "tar: '../x' leaves the root", 1)
+    await scene.catalog.blame(LAYERS[1].blob, LAYERS[1].diff_id, "tar: '../x' leaves the root", 1)
     decision = await scene.decider.decide(claim(LAYERS[0]))
     assert str(LAYERS[1].blob) in decision.reason
     assert "leaves the root" in decision.reason

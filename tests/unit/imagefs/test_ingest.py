@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.clock import SystemClock
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import CorruptError, EmberError, RefusedError, UnavailableError
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.ingest import Ingest
+from tests.fakes.skipping_clock import SkippingClock
 
 
 def sha256(data: bytes) -> Digest:
@@ -60,6 +60,8 @@ class Scene:
         self.gate = asyncio.Event()
         self.gate.set()
         self.opened = 0
+        self.faulty = 1000
+        self.suspected: list[BlobRef] = []
         self.staged: list[Staged] = []
         self.indexed: list[Digest] = []
         self.refused: list[tuple[Digest, str]] = []
@@ -70,7 +72,7 @@ class Scene:
             self.indexed.append,
             self.refuse,
             pool,
-            SystemClock(),
+            SkippingClock(),
             parallel=2,
             assumed_rate=1000,
         )
@@ -81,14 +83,17 @@ class Scene:
         for start in range(0, len(data), 100_000):
             await self.gate.wait()
             yield data[start : start + 100_000]
-        if self.error is not None:
+        if self.error is not None and self.opened <= self.faulty:
             raise self.error
 
     def stage(self, view: Digest) -> Staged:
         self.staged.append(Staged())
         return self.staged[-1]
 
-    async def refuse(self, blob: Digest, reason: str) -> None:
+    def suspect(self, blob: BlobRef) -> None:
+        self.suspected.append(blob)
+
+    async def refuse(self, blob: Digest, diff_id: Digest, reason: str) -> None:
         self.refused.append((blob, reason))
 
     def add(self, blob: bytes, named: bytes | None = None) -> BlobRef:
@@ -138,6 +143,7 @@ async def test_a_blob_that_lies_about_its_digest_is_never_shown_and_may_be_tried
     assert scene.staged[0].sealed is None
     assert scene.staged[0].discarded
     assert scene.refused == []
+    assert scene.suspected
     assert scene.ingest.start(blob, sha256(PLAIN)) is not job
 
 
@@ -170,10 +176,10 @@ async def test_a_stream_that_breaks_leaves_nothing_and_the_next_one_may_succeed(
     job = scene.ingest.start(blob, sha256(PLAIN))
     with pytest.raises(UnavailableError):
         await scene.ingest.wait(job, 30)
-    assert scene.staged[0].discarded
+    assert all(staged.discarded for staged in scene.staged)
     scene.error = None
     assert await scene.ingest.wait(scene.ingest.start(blob, sha256(PLAIN)), 30)
-    assert scene.staged[1].sealed is not None
+    assert scene.staged[-1].sealed is not None
 
 
 async def test_waiting_ends_at_its_limit_and_the_work_goes_on(scene: Scene) -> None:
@@ -181,7 +187,7 @@ async def test_waiting_ends_at_its_limit_and_the_work_goes_on(scene: Scene) -> N
     scene.gate.clear()
     job = scene.ingest.start(blob, sha256(PLAIN))
     assert not await scene.ingest.wait(job, 0.05)
-    assert scene.ingest.running(blob.digest)
+    assert scene.ingest.running(blob.digest, sha256(PLAIN))
     scene.gate.set()
     assert await scene.ingest.wait(job, 30)
 
@@ -216,3 +222,21 @@ async def test_indexing_what_is_here_already_keeps_no_view(scene: Scene) -> None
     assert await scene.ingest.wait(job, 30)
     assert scene.staged == []
     assert scene.indexed == [blob.digest]
+
+
+async def test_a_fault_that_passes_is_not_seen_by_who_waits(scene: Scene) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    scene.error = UnavailableError("the registry went away")
+    scene.faulty = 2
+    job = scene.ingest.start(blob, sha256(PLAIN))
+    assert await scene.ingest.wait(job, 30)
+    assert scene.opened == 3
+
+
+async def test_a_lie_about_one_blob_does_not_hold_up_who_says_the_truth(scene: Scene) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    lie = scene.ingest.start(blob, sha256(b"another tar"))
+    truth = scene.ingest.start(blob, sha256(PLAIN))
+    assert await scene.ingest.wait(truth, 30)
+    with pytest.raises(EmberError):
+        await scene.ingest.wait(lie, 30)
