@@ -195,7 +195,7 @@ class Ingest:
             job.error = NoSpaceError(f"indexing layer {job.blob.digest}: {error}")
             log.error("%s", job.error)
         except asyncio.CancelledError:
-            job.error = EmberError(f"indexing layer {job.blob.digest} was stopped")
+            job.error = UnavailableError(f"indexing layer {job.blob.digest} was stopped")
             raise
         except Exception as error:
             job.error = EmberError(f"indexing layer {job.blob.digest} failed: {error!r}")

@@ -102,20 +102,26 @@ class LayerMounts:
     async def mount(
         self, entry: StackEntry, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]
     ) -> str:
-        """Mount ``entry`` (again, if need be) and link its directory; returns the mount's key."""
+        """Mount ``entry`` (again, if need be) and link its directory; returns its image's key.
+
+        overlayfs takes no directory twice (ELOOP), and an image may well have a layer twice: each
+        time that a layer comes again in one chain it is another instance.
+        """
         loop = asyncio.get_running_loop()
         lock = self._locks.setdefault(index.layer.hex, asyncio.Lock())
         async with lock:
             image = await loop.run_in_executor(self._executor, self.metadata.of, index, below)
-            mounted = self._mounted.get(image.key)
+            again = sum(key == image.key for _, key in below)
+            instance = f"{image.key}~{again}" if again else image.key
+            mounted = self._mounted.get(instance)
             if mounted is None:
                 guarded = not await self._views.complete(index)
                 if guarded:
                     await self._views.guard(index)
-                target = self._free_target(image.key)
-                mounted = Mounted(image.key, target, index.layer, index.diff_id, guarded)
+                target = self._free_target(instance)
+                mounted = Mounted(instance, target, index.layer, index.diff_id, guarded)
                 await loop.run_in_executor(self._executor, self._attach, mounted, image.path)
-                self._mounted[image.key] = mounted
+                self._mounted[instance] = mounted
             await loop.run_in_executor(self._executor, _link, entry.directory, mounted.target)
             self._users.setdefault(mounted.target, set()).add(entry.directory)
         return image.key

@@ -28,6 +28,7 @@ _CODES: tuple[tuple[type[errors.EmberError], grpc.StatusCode], ...] = (
     (errors.CorruptError, grpc.StatusCode.DATA_LOSS),
     (errors.RefusedError, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.ConfigError, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.EmberError, grpc.StatusCode.INTERNAL),
 )
 
 

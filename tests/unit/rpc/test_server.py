@@ -197,6 +197,8 @@ def test_every_error_class_has_a_code_of_its_kind() -> None:
     codes = {type(error).__name__: status_of(error, "Prepare")[0] for error in made}
     assert grpc.StatusCode.INTERNAL not in codes.values()
     assert codes["BusyError"] is codes["UnavailableError"] is grpc.StatusCode.UNAVAILABLE
+    said = status_of(errors.EmberError("said on purpose"), "Mounts")
+    assert said == (grpc.StatusCode.INTERNAL, "said on purpose")
     assert codes["DeadlineError"] is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
