@@ -213,6 +213,7 @@ class Holder:
         self._child = subprocess.Popen(
             [sys.executable, "-c", HOLDER, str(bed.socket), str(bed.guarded)],
             stdout=subprocess.PIPE,
+            bufsize=0,  # a line in a buffer here would be one that select() does not see
             env={**os.environ, "PYTHONPATH": project},
         )
         bed.children.append(self._child)
