@@ -109,6 +109,7 @@ class Fetch(Section):
     miss_timeout: Seconds = 300.0
     demand_slots: Annotated[int, Field(ge=1, le=1024)] = 32
     background_slots: Annotated[int, Field(ge=1, le=256)] = 4
+    readahead: Bytes = 512 * 1024
 
 
 class Completion(Section):

@@ -233,7 +233,8 @@ class Daemon:
         guard = base.data_path.guard
         if guard is None:
             return None
-        pump = MissPump(guard, base.road, views, self._clock, self._config.fetch.miss_timeout)
+        fetch = self._config.fetch
+        pump = MissPump(guard, base.road, views, self._clock, fetch.miss_timeout, fetch.readahead)
         pump.start()
         self._undo.later(pump.stop)
         base.data_path.watch_keeper()

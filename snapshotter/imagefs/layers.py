@@ -119,8 +119,8 @@ class Layers:
         fault = self._catalog.fault(layer, view)
         if fault is not None:
             raise RefusedError(
-                f"refused: {fault}; remove the image and pull it again to have containerd unpack it,"
-                " if that takes it"
+                f"refused: {fault}; remove the image and pull it again to have containerd"
+                " unpack it, if that takes it"
             )
         return self._ingest.start(origins[0], view)
 

@@ -22,6 +22,8 @@ from snapshotter.errors import EmberError, NoSpaceError
 log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 5.0
+AHEAD_AT_ONCE = 64
+AHEAD_S = 30.0
 
 
 class Road(Protocol):
@@ -59,13 +61,21 @@ class MissPump:
     """Moves misses from the guard to the road and answers back."""
 
     def __init__(
-        self, guard: Guard, road: Road, views: Views, clock: Clock, miss_timeout_s: float
+        self,
+        guard: Guard,
+        road: Road,
+        views: Views,
+        clock: Clock,
+        miss_timeout_s: float,
+        ahead_bytes: int = 0,
     ) -> None:
         self._guard = guard
         self._road = road
         self._views = views
         self._clock = clock
         self._timeout_s = miss_timeout_s
+        self._ahead_bytes = ahead_bytes
+        self._ahead = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._beginning: asyncio.Task[None] | None = None
         self._logged: dict[str, float] = {}
@@ -137,9 +147,29 @@ class MissPump:
         if failure is None:
             self.counts.filled += 1
             self._guard.allow(miss)
+            if extent is not None:
+                await self._read_ahead(view, extent.end)
         else:
             self.counts.failed += 1
             self._guard.deny(miss, failure)
+
+    async def _read_ahead(self, view: Digest, offset: int) -> None:
+        """What follows a miss is likely to be read next, and its decoder stands right there.
+
+        Behind every reader, and given up at the first fault: nobody asked for it.
+        """
+        if not self._ahead_bytes or self._ahead >= AHEAD_AT_ONCE:
+            return
+        extent = await self._clip(view, offset, self._ahead_bytes)
+        if extent is None:
+            return
+        self._ahead += 1
+        try:
+            await self._road.ensure(view, extent, demand=False, deadline_s=AHEAD_S)
+        except EmberError as error:
+            log.debug("reading ahead in %s: %s", view, error)
+        finally:
+            self._ahead -= 1
 
     async def _have(self, view: Digest, extent: Extent) -> int | None:
         """None when the bytes are here, else the errno that the reader gets."""

@@ -70,6 +70,7 @@ class Road:
 
     def __init__(self) -> None:
         self.wanted: list[tuple[Digest, Extent]] = []
+        self.ahead: list[tuple[Digest, Extent]] = []
         self.error: EmberError | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -77,8 +78,7 @@ class Road:
     async def ensure(
         self, view: Digest, extent: Extent, *, demand: bool, deadline_s: float
     ) -> None:
-        assert demand
-        self.wanted.append((view, extent))
+        (self.wanted if demand else self.ahead).append((view, extent))
         await self.gate.wait()
         if self.error is not None:
             raise self.error
@@ -104,8 +104,8 @@ def miss(token: int, inode: int = 1, offset: int = 4096, length: int = 8192) -> 
     return Miss(token, inode, offset, length, pid=7, known=True)
 
 
-def pump_of(guard: FakeGuard, road: Road) -> MissPump:
-    return MissPump(guard, road, Views(), HandClock(), 300)  # type: ignore[arg-type]
+def pump_of(guard: FakeGuard, road: Road, ahead_bytes: int = 0) -> MissPump:
+    return MissPump(guard, road, Views(), HandClock(), 300, ahead_bytes)  # type: ignore[arg-type]
 
 
 async def settle_down() -> None:
@@ -222,4 +222,30 @@ async def test_stopping_leaves_what_is_unanswered_to_a_successor() -> None:
     await pump.stop()
     assert guard.answers == []
     assert not guard.started
+    guard.close()
+
+
+async def test_what_follows_a_miss_is_read_ahead_once_the_reader_goes_on() -> None:
+    guard, road = FakeGuard(), Road()
+    pump = pump_of(guard, road, ahead_bytes=100_000)
+    pump.start()
+    await settle_down()
+    guard.ask(miss(1, offset=0, length=4096), miss(2, offset=LENGTH - 4096, length=4096))
+    await settle_down()
+    assert sorted(guard.answers) == [(1, 0), (2, 0)]
+    assert road.ahead == [(VIEW, Extent(4096, 100_000))]
+    await pump.stop()
+    guard.close()
+
+
+async def test_nothing_is_read_ahead_of_a_miss_that_failed() -> None:
+    guard, road = FakeGuard(), Road()
+    road.error = DeadlineError("no source")
+    pump = pump_of(guard, road, ahead_bytes=100_000)
+    pump.start()
+    await settle_down()
+    guard.ask(miss(1))
+    await settle_down()
+    assert road.ahead == []
+    await pump.stop()
     guard.close()
