@@ -16,7 +16,7 @@ from bench.trial import Row, Starter, measure
 
 COLD_TARGET = 0.15
 FIRST_TARGET = 1.0
-LOCAL_TARGET = 0.05
+LOCAL_TARGET = 1.05
 
 
 def figures(rows: list[Row]) -> list[Figure]:
@@ -35,7 +35,14 @@ def figures(rows: list[Row]) -> list[Figure]:
             base.fetched_bytes / 1e6,
             against=against,
         ),
-        Figure("all local: ready", "s", local.ready_s, base.ready_s, LOCAL_TARGET, against=against),
+        Figure(
+            "all local: ready",
+            "s",
+            local.ready_s,
+            base.again_s,
+            LOCAL_TARGET,
+            against="overlayfs, all local",
+        ),
     ]
 
 

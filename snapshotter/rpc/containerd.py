@@ -32,6 +32,7 @@ from snapshotter.rpc.remote import error_from_rpc
 
 MESSAGE_BYTES = 16 * 1024 * 1024
 _WRITE_BYTES = 1024 * 1024
+_LABEL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,14 +232,30 @@ class BlobWriter:
         self._ref = f"ember-{descriptor.digest}"
 
     async def write(self, data: AsyncIterator[bytes], labels: Mapping[str, str]) -> None:
-        """Send ``data`` from its start; a leftover of an earlier try is thrown away first."""
+        """Send ``data`` from its start; a leftover of an earlier try is thrown away first.
+
+        A blob that is there already gets ``labels`` beside those that it has: without its
+        reference to our snapshots, an image pulled for another snapshotter would not keep them.
+        """
         digest = self._descriptor.digest
         try:
-            await self._send(data, labels)
+            try:
+                await self._send(data, labels)
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.ALREADY_EXISTS:
+                    raise
+                await self._label(labels)
         except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.ALREADY_EXISTS:
-                return
             raise error_from_rpc(error, f"writing {digest} to containerd") from None
+
+    async def _label(self, labels: Mapping[str, str]) -> None:
+        if not labels:
+            return
+        request = content_pb2.UpdateRequest(
+            info=content_pb2.Info(digest=str(self._descriptor.digest), labels=dict(labels)),
+            update_mask={"paths": [f"labels.{key}" for key in labels]},
+        )
+        await self._content.Update(request, metadata=self._metadata, timeout=_LABEL_S)
 
     async def _send(self, data: AsyncIterator[bytes], labels: Mapping[str, str]) -> None:
         common = {

@@ -43,3 +43,17 @@ def test_each_way_fetches_what_its_name_promises(starter: Starter, image: Image)
     )
     assert all(0 < trial.fetched_bytes < image.size / 2 for trial in cold.trials)
     assert all(trial.fetched_bytes == 0 for trial in local.trials)
+
+
+def test_an_image_that_another_snapshotter_has_keeps_the_layers_of_both(
+    starter: Starter, image: Image
+) -> None:
+    """The config is in the content store already; its references must still be added to."""
+    containerd, ember = starter.containerd, starter.ember
+    assert ember is not None
+    containerd.pull(image.reference)
+    ember.pull(image.reference)
+    containerd.collect_garbage()
+    for snapshotter in ("ember", "overlayfs"):
+        started = containerd.start_container(image.reference, snapshotter=snapshotter)
+        assert started.output == "ready\n"
