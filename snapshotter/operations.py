@@ -21,7 +21,7 @@ from snapshotter.errors import EmberError, NotFoundError
 from snapshotter.fetch import Road
 from snapshotter.imagefs.catalog import Catalog, Image, Layer
 from snapshotter.imagefs.datapath import DataPath
-from snapshotter.imagefs.decision import Decider
+from snapshotter.imagefs.decision import NO_LABELS, Decider
 from snapshotter.imagefs.documents import chain_ids
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.layer_mounts import LayerMounts
@@ -100,7 +100,12 @@ class DaemonOperations:
             "misses": asdict(parts.misses.counts) if parts.misses else _NO_MISSES,
             "guard": asdict(path.guard.counts()) if path.guard else None,
             "tiers": self._bytes_by_tier(),
+            "notes": self._notes(),
         }
+
+    def _notes(self) -> list[str]:
+        count = self._parts.decider.unlabelled
+        return [f"{count} layers were unpacked as plain overlay: {NO_LABELS}"] if count else []
 
     def _bytes_by_tier(self) -> dict[str, int]:
         total: Counter[str] = Counter()

@@ -56,16 +56,14 @@ def _kernel(config: Config) -> Iterator[Check]:
         yield Check("cache directory", "fail", str(error), "set `root` to a directory on ext4")
         return
     try:
-        report = probe(directory, lazy=probe_lazy)
+        report, lazy = probe(directory), probe_lazy(directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    lazy = report.lazy
-    yield Check("kernel", "ok", report.kernel)
-    if lazy is not None and lazy.path is not None:
-        yield Check("data path", "ok", f"{lazy.path}: {'; '.join(lazy.reasons) or 'it works'}")
-    elif lazy is not None:
-        for reason in lazy.reasons:
-            yield Check("data path", "warn", reason, "without it images are fetched whole")
+    for tried in lazy.checks:
+        result = "ok" if tried.passed else "warn"
+        yield Check(tried.what, result, tried.seen, tried.way_out)
+    found = lazy.path or "none: images are fetched whole"
+    yield Check("data path", "ok" if lazy.path else "warn", found)
     for what, finding in (("io_uring", report.io_uring), ("O_DIRECT", report.direct)):
         yield Check(what, "ok" if finding.allowed else "warn", finding.reason, finding.way_out)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from snapshotter.cli.connection import Daemon, fail
@@ -50,7 +51,7 @@ def _state(image: Document) -> str:
         return f"SUSPECT: {image['suspect']}"
     if image["lazy"]:
         return "lazy"
-    return f"not lazy: {image['reason']}" if image["reason"] else "not lazy"
+    return escape(f"not lazy: {image['reason']}") if image["reason"] else "not lazy"
 
 
 def _image_table(images: list[Document]) -> Table:
@@ -108,6 +109,8 @@ def show_status(document: Document, image: str | None, as_json: bool) -> None:
         console.print(f"from {tier}: {size(count)}")
     for job in document["indexing"]:
         console.print(f"indexing   {job['layer']}: {job['percent']} % of {size(job['size_bytes'])}")
+    for note in document["notes"]:
+        console.print(f"note       {escape(note)}")
     console.print()
     console.print(_image_table(document["images"]))
 
@@ -123,15 +126,16 @@ def _only(document: Document, text: str) -> Document:
 
 def _show_layers(console: Console, image: Document) -> None:
     console.print(f"{_name(image)} {image['manifest']}: {_state(image)}")
-    table = _table("LAYER", "COMPRESSED", "PLAIN", "HERE", "INDEX", "STATE")
+    table = _table("LAYER", "COMPRESSED", "PLAIN", "HERE", "FROM", "INDEX", "STATE")
     for layer in image["layers"]:
         table.add_row(
             layer["digest"],
             size(layer["size_bytes"]),
             size(layer["view_bytes"]) if layer["view_bytes"] else "?",
             share(layer["here_bytes"], layer["view_bytes"]),
+            ", ".join(f"{tier} {size(n)}" for tier, n in sorted(layer["tiers"].items())) or "–",
             size(layer["index_bytes"]),
-            layer["state"],
+            escape(layer["state"]),
         )
     console.print(table)
     for container in image["containers"]:

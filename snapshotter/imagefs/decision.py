@@ -110,14 +110,15 @@ class Decider:
         self._view_complete = view_complete
         self._index_later = index_later
         self._clock = clock
+        self.unlabelled = 0
+        """Layers that were prepared without a word of their image, since the daemon's start."""
         self._made: dict[tuple[str, str], Decision] = {}
         self._pending: dict[tuple[str, str], asyncio.Task[Decision]] = {}
 
     async def decide(self, claim: LayerClaim) -> Decision:
         """The decision for the image that ``claim`` belongs to; never raises, never waits long."""
-        if self._policy.no_path is not None:
-            return self._no(self._policy.no_path)
         if not claim.manifest_digest or not claim.layer_digest:
+            self.unlabelled += 1
             return self._no(NO_LABELS)
         key = (claim.namespace, str(claim.manifest_digest))
         made = self._made.get(key)
@@ -146,14 +147,17 @@ class Decider:
 
     async def _make(self, claim: LayerClaim) -> Decision:
         manifest = Digest.parse(str(claim.manifest_digest))
+        reason: str | None
         document = await self._within(
             self._documents.image(claim.namespace, manifest, claim.image_ref or "")
         )
         if isinstance(document, str):
-            decision = self._no(f"manifest and config of {manifest} can't be read: {document}")
-            log.warning("%s: not lazy: %s", claim.image_ref, decision.reason)
-            return decision
-        reason = await self._obstacle(claim.namespace, document)
+            reason = f"manifest and config of {manifest} can't be read: {document}"
+            document = ImageDocument(manifest, claim.image_ref or "", "", ())
+            if self._catalog.image(manifest) is not None:
+                return self._no(reason)
+        else:
+            reason = await self._obstacle(claim.namespace, document)
         lazy = reason is None
         await self._catalog.remember(
             Image(
@@ -184,6 +188,8 @@ class Decider:
         return [layer for layer in document.layers if self._shelf.get(layer.blob) is None]
 
     async def _obstacle(self, namespace: str, document: ImageDocument) -> str | None:
+        if self._policy.no_path is not None:
+            return self._policy.no_path
         for layer in document.layers:
             fault = self._catalog.fault(layer.blob, layer.diff_id)
             if fault is not None:

@@ -121,6 +121,7 @@ async def test_a_claim_without_labels_says_how_to_get_them(
     scene = Scene(database, tmp_path, policy())
     decision = await scene.decider.decide(claim(LAYERS[0], labelled=False))
     assert decision.reason == NO_LABELS
+    assert scene.decider.unlabelled == 1
 
 
 async def test_a_kernel_without_a_lazy_path_is_the_first_reason(
@@ -129,7 +130,10 @@ async def test_a_kernel_without_a_lazy_path_is_the_first_reason(
     scene = Scene(database, tmp_path, policy(no_path="Linux 6.1 is too old"))
     decision = await scene.decider.decide(claim(LAYERS[0]))
     assert decision.reason == "Linux 6.1 is too old"
-    assert scene.documents.asked == 0
+    assert scene.origin.asked == 0
+    image = scene.catalog.image(digest("manifest"))
+    assert image is not None
+    assert image.reason == "Linux 6.1 is too old"
 
 
 async def test_auto_streams_what_fits_the_budget_and_leaves_the_rest_to_containerd(
@@ -172,6 +176,9 @@ async def test_documents_that_cannot_be_read_are_a_reason_and_no_error(
     decision = await scene.decider.decide(claim(LAYERS[0]))
     assert not decision.lazy
     assert "containerd is gone" in decision.reason
+    image = scene.catalog.image(digest("manifest"))
+    assert image is not None
+    assert image.reason == decision.reason
 
 
 async def test_a_decision_is_forgotten_on_demand(database: Database, tmp_path: Path) -> None:
