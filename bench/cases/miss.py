@@ -1,7 +1,7 @@
 """Added latency of one miss: a page of a chunk that is not here, against a bare ranged GET.
 
-Same registry, same link without a limit, ranges of the size that the misses fetched; the two take
-turns. The file is noise, so a gzip layer of it needs as many compressed bytes as plain ones.
+Same registry, same link without a limit, the very range that the miss needs; the two take turns,
+and nothing is read ahead beside them. The file is noise: its gzip form is as large as its plain.
 """
 
 from __future__ import annotations
@@ -23,12 +23,19 @@ from bench.measure import Case, Figure, Result, Settings, percentile
 from bench.mounted import PAGE_BYTES, mounted
 from bench.progress import Progress
 from bench.trial import Starter
+from snapshotter.content import Digest
+from snapshotter.image.decode import plan
+from snapshotter.image.index import LayerIndex
 
 NOISE_BYTES = 192 << 20
 # Two misses never share a chunk, nor what is between two checkpoints of a gzip layer.
 APART_BYTES = 2 << 20
 MISSES = 80
 ADDED_MS = 1.0
+WARM_UP = 5
+SILENCE_S = 0.03
+# The file's own header and that of its folder, before its bytes in the layer's tar.
+HEADER_BYTES = 1024
 
 
 def miss(descriptor: int, offset: int) -> float:
@@ -37,32 +44,39 @@ def miss(descriptor: int, offset: int) -> float:
     return time.perf_counter() - start
 
 
+def wait_for_silence(bed: Bed) -> None:
+    """Wait until nothing is read ahead any more: it must not run beside what is timed."""
+    before = -1
+    while (now := bed.registry.sent_bytes()) != before:
+        before = now
+        time.sleep(SILENCE_S)
+
+
 def compare(
-    bed: Bed, image: Image, path: Path, misses: int
+    bed: Bed, image: Image, path: Path, index: LayerIndex, misses: int
 ) -> tuple[list[float], list[float], int]:
-    """Seconds of misses and of bare GETs in turn, and the mean bytes that a miss fetched."""
-    layer = image.layers[-1]
+    """Seconds of misses and of bare GETs of the same bytes, in turn; the median length."""
     places = list(range(APART_BYTES, path.stat().st_size - APART_BYTES, APART_BYTES))
     random.Random(3).shuffle(places)
-    ours, theirs = [], []
+    ours, theirs, lengths = [], [], []
+    url = f"/v2/{image.name}/blobs/{index.layer}"
     descriptor = os.open(path, os.O_RDONLY)
-    url = f"/v2/{image.name}/blobs/{layer.digest}"
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        for place in places[:3]:  # connections, tokens and code that the first miss warms up
+        for place in places[:WARM_UP]:  # connections, tokens, code
             miss(descriptor, place)
-        before = bed.registry.sent_bytes()
-        first = [miss(descriptor, place) for place in places[3:8]]
-        time.sleep(0.2)  # the relay counts a piece a moment after it has passed it on
-        length = (bed.registry.sent_bytes() - before) // len(first)
         with RangedClient(bed.link, HOST, url) as client:
-            client.get(0, length)
-            for place in places[8 : 8 + misses]:
+            client.get(0, PAGE_BYTES)
+            for place in places[WARM_UP : WARM_UP + misses]:
+                (span,) = plan(index, [(place + HEADER_BYTES) // index.chunk_bytes])
+                wait_for_silence(bed)
                 ours.append(miss(descriptor, place))
-                theirs.append(client.get(place // 2, length))
+                wait_for_silence(bed)
+                theirs.append(client.get(span.in_offset, span.length_bytes))
+                lengths.append(span.length_bytes)
     finally:
         os.close(descriptor)
-    return ours, theirs, length
+    return ours, theirs, int(statistics.median(lengths))
 
 
 def figures(title: str, ours: list[float], theirs: list[float], length: int) -> list[Figure]:
@@ -99,9 +113,11 @@ def run(settings: Settings, say: Progress) -> Result:
                 say.step(f"{misses} misses and as many bare GETs"),
             ):
                 noise = root / "data" / "noise1"
-                ours, theirs, length = compare(bed, image, noise, misses)
+                layer = Digest.parse(image.layers[-1].digest)
+                index = LayerIndex.open(ember.root / "index" / f"{layer.hex}.idx", layer=layer)
+                ours, theirs, length = compare(bed, image, noise, index, misses)
             result.figures += figures(compression, ours, theirs, length)
-            result.raw[compression] = {"miss_s": ours, "get_s": theirs, "fetched_bytes": length}
+            result.raw[compression] = {"miss_s": ours, "get_s": theirs, "needed_bytes": length}
     return result
 
 
