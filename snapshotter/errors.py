@@ -70,6 +70,12 @@ class RangeUnsupportedError(CorruptError):
     retryable = False
 
 
+class LengthError(CorruptError):
+    """The origin has the blob in another length than was promised; it will be so again."""
+
+    retryable = False
+
+
 class RefusedError(EmberError):
     """Malformed or hostile input that will never be accepted; names the fault and its place."""
 

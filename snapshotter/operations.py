@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -215,7 +215,7 @@ class DaemonOperations:
             Layer(layer.digest, layer.diff_id, chain_id, layer.size)
             for layer, chain_id in zip(resolved.layers, chain_ids(diff_ids), strict=True)
         )
-        known = self._parts.catalog.image(resolved.manifest_digest)
+        known = self._parts.catalog.image(resolved.manifest_digest) or self._stands_on(layers)
         await self._parts.catalog.remember(
             Image(
                 resolved.manifest_digest,
@@ -227,6 +227,15 @@ class DaemonOperations:
                 self._parts.clock.wall_ns(),
             )
         )
+
+    def _stands_on(self, layers: Sequence[Layer]) -> Image | None:
+        """An image that has all of ``layers`` in the same order at its bottom: it was decided on,
+        and nobody will be asked about these again."""
+        chain = layers[-1].chain_id if layers else None
+        for image in self._parts.catalog.images():
+            if any(layer.chain_id == chain for layer in image.layers):
+                return image
+        return None
 
     async def remove(self, image: str, namespace: str, *, data_only: bool) -> Removal:
         """Drop data (and index and record); NotFoundError if ``image`` means nothing here."""

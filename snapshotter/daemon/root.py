@@ -17,7 +17,7 @@ from ioengine.probe import EngineChoice
 from snapshotter.chunks.store import ViewStore
 from snapshotter.clock import SystemClock
 from snapshotter.config import Config
-from snapshotter.content import Digest
+from snapshotter.content import BlobRef, Digest
 from snapshotter.daemon import opening
 from snapshotter.daemon.undo import Undo
 from snapshotter.fetch import Road
@@ -211,6 +211,12 @@ class Daemon:
             config.first_pull.assumed_rate,
         )
         self._undo.later(ingest.close)
+
+        def index_another(view: Digest, blob: BlobRef) -> None:
+            if catalog.fault(blob.digest, view) is None:
+                ingest.start_from(blob, view, base.registry.stream)
+
+        base.shelf.index_another = index_another
         idle = IdleIndexer(base.containerd, ingest, base.shelf, clock)
         if config.first_pull.index_when_idle:
             idle.start()

@@ -178,6 +178,7 @@ class Job:
             self._failed(tier, "busy", error)
         except NotFoundError as error:
             self._failed(tier, "miss", error)
+            self._crew.sources.look_further(self._view.digest)
         except CorruptError as error:
             tier.suspect(blob)
             ranking.failed(tier)
@@ -191,6 +192,9 @@ class Job:
         return False
 
     async def _ask(self, tier: Tier, source: LayerSource, blob: BlobRef) -> None:
+        if not source.index.random_access and not self.lasting:
+            self._hand_over(self)  # a second source, of another packing than the first
+            return
         try:
             await self._transfer.ranges(tier, source, blob, self.left())
         except RangeUnsupportedError as error:

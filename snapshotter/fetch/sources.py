@@ -27,3 +27,10 @@ class Sources(Protocol):
         Every index is trusted: built here from verified bytes, or checked against such.
         """
         ...
+
+    def look_further(self, view: Digest) -> None:
+        """A layer of ``view`` is gone from its origin: find other sources, for a later round.
+
+        Quick; called again for as long as nothing comes of it.
+        """
+        ...

@@ -217,7 +217,8 @@ class Ingest:
                 if wait_s is None or asked_s > PATIENCE_S:
                     raise
                 log.warning("layer %s: %s; tried again", job.blob.digest, error)
-                await self._clock.sleep(max(wait_s, asked_s))
+                if error.retryable:
+                    await self._clock.sleep(max(wait_s, asked_s))
                 job.done_bytes = 0
             else:
                 return

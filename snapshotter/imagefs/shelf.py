@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 OPEN_INDEXES = 2048
 
 
+def _nobody(view: Digest, blob: BlobRef) -> None:
+    """Nobody can index it."""
+
+
 class Shelf:
     """Indexes by layer digest, in one directory of ``<hex>.idx`` and ``<hex>.win`` files."""
 
@@ -34,6 +38,7 @@ class Shelf:
         self._blobs_of_view = blobs_of_view
         self._origins = origins
         self._open: OrderedDict[Digest, LayerIndex] = OrderedDict()
+        self.index_another: Callable[[Digest, BlobRef], object] = _nobody
 
     def path(self, blob: Digest) -> Path:
         """Where the index of ``blob`` is, or would be."""
@@ -71,6 +76,16 @@ class Shelf:
             if index is not None and index.diff_id == view:
                 sources.append(LayerSource(index, tuple(self._origins(blob))))
         return sources
+
+    def look_further(self, view: Digest) -> None:
+        """Have the other blobs indexed that are said to unpack to ``view``.
+
+        Two images may have the same layer in two packings, and only one of them was ever read.
+        """
+        for blob in self._blobs_of_view(view):
+            if self.get(blob) is None:
+                for origin in self._origins(blob)[:1]:
+                    self.index_another(view, origin)
 
     def drop(self, blob: Digest) -> None:
         """Forget and delete the index of ``blob``."""

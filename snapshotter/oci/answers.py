@@ -14,6 +14,7 @@ from snapshotter.content import Extent
 from snapshotter.errors import (
     CorruptError,
     EmberError,
+    LengthError,
     NotFoundError,
     RangeUnsupportedError,
     UnauthorizedError,
@@ -71,7 +72,7 @@ async def expect_range(response: Response, extent: Extent, size_bytes: int, what
     fault = _range_fault(response, extent, size_bytes)
     if fault is not None:
         await response.close()
-        raise CorruptError(f"{what}: {fault}")
+        raise LengthError(f"{what}: {fault}")
 
 
 def _range_fault(response: Response, extent: Extent, size_bytes: int) -> str | None:
@@ -105,4 +106,4 @@ async def expect_whole(response: Response, size_bytes: int, what: str) -> None:
     fault = _length_fault(response, size_bytes)
     if fault is not None:
         await response.close()
-        raise CorruptError(f"{what}: {fault}")
+        raise LengthError(f"{what}: {fault}")

@@ -40,9 +40,14 @@ class Layers:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.sources: dict[Digest, list[LayerSource]] = {}
+        self.later: dict[Digest, list[LayerSource]] = {}
+        """Sources that are found only when they are looked for."""
 
     def of_view(self, view: Digest) -> Sequence[LayerSource]:
         return self.sources.get(view, [])
+
+    def look_further(self, view: Digest) -> None:
+        self.sources[view] += self.later.pop(view, [])
 
     def add(
         self, plain: bytes, blob: bytes, tiers: Sequence[FakeTier], where: str = "r/app"

@@ -303,6 +303,19 @@ async def test_a_view_whose_first_blob_is_gone_comes_from_the_other(bench: Bench
     assert await bench.read(view, 123_456, 20_000) == PLAIN[123_456:143_456]
 
 
+@pytest.mark.parametrize("form", ["gzip", "zstd frame"])
+async def test_when_the_only_blob_is_gone_another_is_looked_for(bench: Bench, form: str) -> None:
+    view = bench.layers.add(PLAIN, FORMS["gzip members"](PLAIN), bench.tiers)
+    bench.tier.blobs.clear()
+    bench.layers.add(PLAIN, FORMS[form](PLAIN), bench.tiers)
+    bench.layers.later[view] = [bench.layers.sources[view].pop()]
+    places = [(n * 30_000, 5000) for n in range(13)]
+    got = await asyncio.gather(*(bench.read(view, *place) for place in places))
+    assert got == [PLAIN[offset : offset + length] for offset, length in places]
+    whole = [asked for asked in bench.tier.asked if asked.extent and asked.extent.offset == 0]
+    assert form == "gzip" or len({asked.digest for asked in whole}) <= 2
+
+
 async def test_after_a_restart_only_what_is_missing_is_fetched(bench: Bench) -> None:
     view = bench.layers.add(PLAIN, member(PLAIN, memory_level=1), bench.tiers)
     await bench.read(view, 0, 100_000)
