@@ -11,6 +11,7 @@ import json
 import socket
 import sys
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlencode, urlsplit
 
 from bench.bed.link import Link
@@ -124,6 +125,20 @@ class Pusher:
 
     def blob(self, digest: str, path: Path) -> None:
         """Push one blob from a file, unless it is there already."""
+        with path.open("rb") as file:
+            self._blob(digest, file, path.stat().st_size)
+
+    def content(self, digest: str, content: bytes) -> None:
+        """Push one blob, unless it is there already."""
+        self._blob(digest, content, len(content))
+
+    def delete_blob(self, digest: str) -> None:
+        """Let the registry forget a blob, as a collector there would."""
+        status, _, said = self._ask("DELETE", f"/v2/{self._repository}/blobs/{digest}")
+        if status != 202:
+            raise BedError(f"{self._repository}@{digest}: not deleted ({status}): {said[:300]!r}")
+
+    def _blob(self, digest: str, content: BinaryIO | bytes, length_bytes: int) -> None:
         status, _, _ = self._ask("HEAD", f"/v2/{self._repository}/blobs/{digest}")
         if status == 200:
             return
@@ -132,10 +147,8 @@ class Pusher:
             raise BedError(f"{self._repository}: no upload ({status}): {said[:300]!r}")
         parts = urlsplit(location)
         target = f"{parts.path}?{parts.query}&{urlencode({'digest': digest})}"
-        with path.open("rb") as file:
-            length = str(path.stat().st_size)
-            headers = {"Content-Length": length, "Content-Type": "application/octet-stream"}
-            status, _, said = self._ask("PUT", target, file, headers)
+        headers = {"Content-Length": str(length_bytes), "Content-Type": "application/octet-stream"}
+        status, _, said = self._ask("PUT", target, content, headers)
         if status != 201:
             raise BedError(f"{self._repository}@{digest}: not taken ({status}): {said[:300]!r}")
 
