@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Container
 from pathlib import Path
 
 from snapshotter.snapshots.model import Kind
@@ -51,7 +50,7 @@ class Directories:
             return [int(e.name) for e in entries if e.name.isascii() and e.name.isdecimal()]
 
     def reserve(self) -> int:
-        """A new id, safe from ``orphans`` until ``settled``."""
+        """A new id, not ``unclaimed`` until ``settled``."""
         with self._lock:
             snapshot_id = next(self._ids)
             self._making.add(snapshot_id)
@@ -91,14 +90,16 @@ class Directories:
         except FileNotFoundError:
             return
 
-    def orphans(self, listed: list[int], known: Container[int]) -> list[int]:
-        """Which of the ``listed`` (by an earlier ``present``) belong to nobody.
+    def unclaimed(self) -> list[int]:
+        """The ids with a directory that nobody is making; which of them have no row are orphans.
 
-        ``known`` must be read after ``listed``: an id that was being made meanwhile is in it.
+        Read the rows after this, never before: an id that is settled by now has a durable row.
+        Asking for the ids in the making after the rows would miss one settled between the two.
         """
+        listed = self.present()
         with self._lock:
             making = set(self._making)
-        return [ident for ident in listed if ident not in making and ident not in known]
+        return [ident for ident in listed if ident not in making]
 
     def free_bytes(self) -> int:
         """Free space of the file system, for messages."""

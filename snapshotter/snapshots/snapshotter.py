@@ -199,9 +199,9 @@ class Snapshotter:
         """Throw directories without a row away; safe beside anything else that is going on."""
         if self._removals:
             await asyncio.wait(self._removals, timeout=self._config.release_wait_s)
-        listed = await self._storage.present()
+        unclaimed = await self._storage.unclaimed()
         rows = await self._db.read(records.all_ids)
-        await self._storage.discard_orphans(listed, {snapshot_id for snapshot_id, _, _ in rows})
+        await self._storage.discard_orphans(unclaimed, {snapshot_id for snapshot_id, _, _ in rows})
 
     async def lazy_stacks(self) -> list[tuple[StackEntry, ...]]:
         """Of each lazy layer its chain, itself last; parents come before children."""

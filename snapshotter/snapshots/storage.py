@@ -79,9 +79,13 @@ class Storage:
             _log.warning("directory of snapshot %d stays for now: %s", snapshot_id, error)
         self._discarded.set()
 
-    async def discard_orphans(self, listed: list[int], known: Container[int]) -> None:
-        """Throw away which of ``listed`` has no row; ``known`` was read after ``listed``."""
-        for orphan in self._directories.orphans(listed, known):
+    async def unclaimed(self) -> list[int]:
+        """The ids with a directory that nobody is making; read the rows after this."""
+        return await self._run(self._directories.unclaimed)
+
+    async def discard_orphans(self, unclaimed: list[int], known: Container[int]) -> None:
+        """Throw away which of ``unclaimed`` has no row; ``known`` was read after them."""
+        for orphan in (ident for ident in unclaimed if ident not in known):
             _log.info("directory of snapshot %d has no row: thrown away", orphan)
             await self.discard(orphan)
         self._discarded.set()

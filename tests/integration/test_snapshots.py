@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -129,7 +130,8 @@ def once_connected(act: Callable[[], T]) -> T:
         try:
             return act()
         except BedError as error:
-            if "connection error" not in str(error) or time.monotonic() > deadline:
+            broken = re.search("connection (error|closed)|error reading from server", str(error))
+            if not broken or time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 

@@ -170,17 +170,18 @@ async def test_a_root_that_overlayfs_cannot_name_is_refused(database: Database) 
             Snapshotter(database, Path(root), PlainOnly(), CONFIG)
 
 
-def test_orphans_are_neither_known_nor_being_made(tmp_path: Path) -> None:
+def test_what_is_being_made_is_never_unclaimed(tmp_path: Path) -> None:
     directories = Directories(tmp_path)
     directories.start(last_id=5)
     made, abandoned = directories.reserve(), directories.reserve()
     assert (made, abandoned) == (6, 7)
     for snapshot_id in (made, abandoned):
         directories.make(snapshot_id, Kind.ACTIVE)
-    assert directories.orphans(directories.present(), set()) == []
+    before = directories.unclaimed()
     directories.settled(made)
     directories.settled(abandoned)
-    assert directories.orphans(sorted(directories.present()), {made}) == [abandoned]
+    assert before == [], "settled after the look: its row is not in doubt"
+    assert sorted(directories.unclaimed()) == [made, abandoned]
     directories.discard(abandoned)
     directories.discard(abandoned)
     assert directories.present() == [made]
