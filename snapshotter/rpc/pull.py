@@ -35,6 +35,8 @@ from snapshotter.rpc.remote import error_from_rpc
 
 LEASE_SECONDS = 24 * 3600
 LABEL_BYTES = 4096
+REDIALS = 10
+REDIAL_S = 0.5
 _REF = "containerd.io/snapshot.ref"
 _CRI = "containerd.io/snapshot/cri."
 _APPLY_SECONDS = 3600
@@ -151,7 +153,7 @@ class Puller:
         )
         meta = metadata_for(namespace, lease)
         try:
-            prepared = await self._snapshots.Prepare(request, metadata=meta, timeout=60)
+            prepared = await self._prepare(request, meta)
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.ALREADY_EXISTS:
                 raise error_from_rpc(error, f"layer {layer.digest}") from None
@@ -168,6 +170,19 @@ class Puller:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await asyncio.shield(self._snapshots.Remove(remove, metadata=meta, timeout=30))
             raise
+
+    async def _prepare(
+        self, request: snapshots_pb2.PrepareSnapshotRequest, meta: tuple[tuple[str, str], ...]
+    ) -> snapshots_pb2.PrepareSnapshotResponse:
+        """containerd redials within three seconds after a restart of the snapshotter."""
+        for _ in range(REDIALS):
+            try:
+                return await self._snapshots.Prepare(request, metadata=meta, timeout=60)
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise
+            await asyncio.sleep(REDIAL_S)
+        return await self._snapshots.Prepare(request, metadata=meta, timeout=60)
 
     async def _fetch(self, image: ResolvedImage, position: int, namespace: str, lease: str) -> None:
         layer = image.layers[position]

@@ -1,0 +1,164 @@
+"""The daemon as a service: what it tells its manager, what it makes of odd places, a full disk.
+
+Each place that a cache can't be lazy on still serves images, whole, and the reason is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.bed.bed import Bed
+from bench.bed.link import Shape
+from ioengine.mounts import unmount
+from tests.integration.test_node_faults import ended_well, noisy, reader, sha256_of
+from tests.node import Node
+
+pytestmark = [pytest.mark.root, pytest.mark.containerd]
+
+
+@contextlib.contextmanager
+def node_on(cache: Path, root: Path, more: str = "") -> Iterator[Node]:
+    """A node whose Ember keeps its cache in ``root``."""
+    with Bed(Shape(0), cache=cache) as bed:
+        ember = bed.ember(1)
+        ember.root = root
+        ember.configure()
+        with ember.configuration.open("a") as file:
+            file.write(more)
+        containerd = bed.containerd(1, ember_socket=ember.socket, ember_root=ember.root)
+        ember.start()
+        with Node(bed, ember, containerd) as made:
+            yield made
+
+
+@contextlib.contextmanager
+def mounted(kind: str, source: str, target: Path, options: str) -> Iterator[Path]:
+    target.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", kind, "-o", options, source, str(target)], check=True)
+    try:
+        yield target
+    finally:
+        unmount(target, detach=True)
+
+
+@contextlib.contextmanager
+def small_ext4(directory: Path, size_bytes: int) -> Iterator[Path]:
+    image = directory / "disk"
+    with image.open("wb") as file:
+        file.truncate(size_bytes)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True)
+    with mounted("ext4", str(image), directory / "small", "loop") as target:
+        yield target
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "overlay"])
+def test_a_cache_on_a_file_system_without_events_serves_images_whole_and_says_why(
+    tmp_path: Path, kind: str
+) -> None:
+    case = noisy(f"on{kind}", size=50_000)
+    options = "size=200m"
+    if kind == "overlay":
+        for name in ("lower", "upper", "work"):
+            (tmp_path / name).mkdir()
+        below = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+        options = below
+    with (
+        mounted(kind, kind, tmp_path / "root", options) as root,
+        node_on(tmp_path / "cache", root) as ours,
+    ):
+        assert ours.status()["daemon"]["data_path"]["name"] is None
+        reasons = " ".join(ours.status()["daemon"]["data_path"]["reasons"])
+        assert kind in reasons
+        case.push(ours.bed.registry)
+        pulled = ours.pull(case.reference)
+        assert pulled.lazy_layers == 0
+        assert kind in pulled.reason
+        assert kind in ours.image(case.reference)["reason"]
+
+
+def test_a_full_disk_never_hangs_a_reader_and_heals_when_there_is_space(tmp_path: Path) -> None:
+    case = noisy("full", size=6_000_000)
+    names = sorted(case.rows)
+    with (
+        small_ext4(tmp_path, 64 * 2**20) as root,
+        node_on(tmp_path / "cache", root, "[cache]\nballast = 0\n") as ours,
+    ):
+        case.push(ours.bed.registry)
+        assert ours.pull(case.reference).lazy_layers == 2
+        with ours.mounted(case.chain_id):
+            pass
+        assert not ours.drop(case.reference).kept
+        with ours.mounted(case.chain_id) as seen:
+            filler = root / "filler"
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(2**20))
+            failed = reader(seen / names[0], sha256_of(case, names[0]))
+            said = ended_well(failed, 60)
+            assert "Input/output error" in said or "No space left" in said
+            assert ours.until(lambda: "no space" in ours.ember.log().lower())
+            filler.unlink()
+            for name in names:
+                assert ended_well(reader(seen / name, sha256_of(case, name))) == ""
+
+
+def listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listener.bind(str(path))
+    listener.settimeout(30)
+    return listener
+
+
+def serve(tmp_path: Path, **environment: str) -> subprocess.Popen[str]:
+    config = tmp_path / "config.toml"
+    if not config.exists():
+        config.write_text(f'root = "{tmp_path}/root"\nstate = "{tmp_path}/s"\nlazy.mode = "off"\n')
+    return subprocess.Popen(
+        [sys.executable, "-B", "-m", "snapshotter.cli.main", "serve", "--config", str(config)],
+        env=os.environ | environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_service_manager_is_told_ready_reloading_and_stopping(tmp_path: Path) -> None:
+    with listen(tmp_path / "notify") as manager:
+        daemon = serve(tmp_path, NOTIFY_SOCKET=str(tmp_path / "notify"))
+        try:
+            ready = manager.recv(4096).decode()
+            assert "READY=1" in ready
+            assert f"MAINPID={daemon.pid}" in ready
+            assert (tmp_path / "s" / "ember.sock").is_socket()
+            config = tmp_path / "config.toml"
+            config.write_text(config.read_text() + '[fetch]\nmiss_timeout = "soon"\n')
+            daemon.send_signal(signal.SIGHUP)
+            assert "RELOADING=1" in (reloading := manager.recv(4096).decode())
+            assert "MONOTONIC_USEC=" in reloading
+            assert manager.recv(4096).decode() == "READY=1"
+            daemon.send_signal(signal.SIGTERM)
+            assert "STOPPING=1" in manager.recv(4096).decode()
+            _, log = daemon.communicate(timeout=30)
+            assert daemon.returncode == 0
+            assert "fetch.miss_timeout: 'soon' is not a duration" in log
+            assert "the configuration stays as it was" in log
+            assert not (tmp_path / "s" / "ember.sock").exists()
+        finally:
+            daemon.kill()
+            daemon.wait()
+
+
+def test_a_wrong_configuration_ends_the_start_with_file_and_key(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[fetch]\nspeed = 1\n")
+    daemon = serve(tmp_path)
+    _, said = daemon.communicate(timeout=30)
+    assert daemon.returncode == 2
+    assert said.strip().startswith(f"ember: {tmp_path}/config.toml: fetch.speed: no such key")

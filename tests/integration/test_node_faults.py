@@ -1,0 +1,418 @@
+"""The whole daemon under the faults of a node: crashes, a lost guard, a reboot, a full disk.
+
+Readers are processes of their own that check every byte. What must hold is the same each time:
+right bytes, or waiting, or an error that says why; never zeros, never a mount or process left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from bench.bed.link import Shape
+from bench.bed.process import BedError
+from ioengine.mounts import mountinfo, unmount
+from snapshotter.chunks.presence import Header, decode_header, encode_header
+from tests.cases.images import ImageCase, as_it_is, gzipped, image
+from tests.cases.layers import is_file
+from tests.cases.tars import file, layer
+from tests.node import Node, node
+
+pytestmark = [pytest.mark.root, pytest.mark.containerd]
+
+SLOW = Shape(40)
+READ_S = 60.0
+READER = """\
+import hashlib, os, random, sys
+path, seed, wanted = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+fd = os.open(path, os.O_RDONLY)
+size = os.fstat(fd).st_size
+parts = list(range(0, size, 16384))
+random.Random(seed).shuffle(parts)
+data = bytearray(size)
+print("reading", flush=True)
+for at in parts:
+    piece = os.pread(fd, 16384, at)
+    data[at : at + len(piece)] = piece
+found = hashlib.sha256(data).hexdigest()
+sys.exit(0 if found == wanted else f"{path}: wrong bytes: {found}")
+"""
+
+
+def noise(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def noisy(name: str, count: int = 2, size: int = 1_500_000) -> ImageCase:
+    """An image of one gzip and one plain layer with files that don't pack."""
+    files = {f"{name}-{n}": noise(n + len(name), size) for n in range(count)}
+    rows = {key: is_file(data) for key, data in files.items()}
+    names = list(files)
+    halves = names[: count // 2], names[count // 2 :]
+    plains = [layer(*(file(key.encode(), files[key]) for key in half)) for half in halves]
+    return image(name, [gzipped(plains[0]), as_it_is(plains[1])], rows)
+
+
+def sha256_of(case: ImageCase, name: str) -> str:
+    row = case.rows[name]
+    return str(row.sha256)
+
+
+def reader(path: Path, wanted: str, seed: int = 1) -> subprocess.Popen[str]:
+    """A process that reads a file in odd order and checks it; it has begun when this returns."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", READER, str(path), str(seed), wanted],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "reading\n"
+    return process
+
+
+def ended_well(process: subprocess.Popen[str], limit_s: float = READ_S) -> str:
+    """ "" if the reader saw what it should have; else what it said."""
+    try:
+        _, said = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return f"still reading after {limit_s} s"
+    return said if process.returncode else ""
+
+
+def lazily(at: Node, case: ImageCase) -> None:
+    """Have the image's index here, and none of its bytes."""
+    case.push(at.bed.registry)
+    assert at.pull(case.reference).lazy_layers == 2
+    with at.mounted(case.chain_id):
+        pass
+    reply = at.drop(case.reference)
+    assert not reply.kept, reply.kept
+
+
+def restart(at: Node) -> None:
+    """Start the daemon again, and wait until containerd has redialled it."""
+    at.ember.start()
+    at.connect()
+    assert at.until(lambda: reached(at), 15)
+
+
+def reached(at: Node) -> bool:
+    try:
+        at.containerd.ctr("snapshots", "--snapshotter", "ember", "ls")
+    except BedError:
+        return False
+    return True
+
+
+def keepers(at: Node) -> list[int]:
+    """The keepers of this node's Ember."""
+    socket = str(at.ember.state / "keeper.sock").encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if words[0].endswith(b"ember-keeper") and socket in words:
+                found.append(int(entry.name))
+    return found
+
+
+def layer_mounts(at: Node) -> list[Path]:
+    below = at.ember.state / "layers"
+    return [mount.target for mount in mountinfo() if below in mount.target.parents]
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with node(tmp_path_factory.mktemp("cache"), shape=SLOW) as made:
+        yield made
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Node]:
+    with node(tmp_path) as made:
+        yield made
+
+
+def test_a_daemon_killed_in_mid_read_costs_its_readers_time_and_no_error(slow: Node) -> None:
+    case = noisy("midread")
+    lazily(slow, case)
+    with slow.mounted(case.chain_id) as root:
+        readers = [
+            reader(root / name, sha256_of(case, name), seed)
+            for seed, name in enumerate(sorted(case.rows) * 2)
+        ]
+        assert slow.until(lambda: slow.status()["misses"]["asked"] > 5)
+        slow.ember.kill()
+        time.sleep(2)
+        assert any(process.poll() is None for process in readers)
+        restart(slow)
+        assert [ended_well(process) for process in readers] == [""] * 4
+        assert slow.status()["misses"]["failed"] == 0
+
+
+def test_readers_see_right_bytes_through_one_kill_after_the_other(slow: Node) -> None:
+    case = noisy("kills", count=4)
+    lazily(slow, case)
+    chance = random.Random(5)
+    with slow.mounted(case.chain_id) as root:
+        readers = [
+            reader(root / name, sha256_of(case, name), seed)
+            for seed, name in enumerate(sorted(case.rows) * 2)
+        ]
+        for _ in range(6):
+            time.sleep(chance.uniform(0.05, 0.4))
+            slow.ember.kill()
+            restart(slow)
+        assert [ended_well(process) for process in readers] == [""] * 8
+
+
+def test_a_clean_stop_leaves_mounts_and_containers_and_a_start_takes_them_up(slow: Node) -> None:
+    case = noisy("stopped")
+    lazily(slow, case)
+    name = min(case.rows)
+    with slow.mounted(case.chain_id) as root:
+        before = layer_mounts(slow)
+        slow.ember.stop()
+        assert layer_mounts(slow) == before
+        waiting = reader(root / name, sha256_of(case, name))
+        time.sleep(0.5)
+        assert waiting.poll() is None
+        restart(slow)
+        assert ended_well(waiting) == ""
+        assert layer_mounts(slow) == before
+
+
+def test_a_keeper_that_is_killed_is_replaced_and_holds_again_what_must_be_held(
+    fresh: Node,
+) -> None:
+    case = noisy("keeper")
+    lazily(fresh, case)
+    name = min(case.rows)
+    with fresh.mounted(case.chain_id) as root:
+        (first,) = keepers(fresh)
+        os.kill(first, signal.SIGKILL)
+        assert fresh.until(lambda: fresh.status()["daemon"]["keeper_losses"] == 1)
+        assert fresh.until(lambda: fresh.status()["daemon"]["keeper"].startswith("pid"))
+        assert keepers(fresh) != [first]
+        assert "the keeper died" in fresh.ember.log()
+        fresh.ember.kill()
+        waiting = reader(root / name, sha256_of(case, name))
+        restart(fresh)
+        assert ended_well(waiting) == ""
+        assert fresh.image(case.reference)["suspect"] == ""
+
+
+def test_losing_keeper_and_daemon_is_named_and_the_next_mount_is_right(fresh: Node) -> None:
+    case = noisy("lost")
+    lazily(fresh, case)
+    with fresh.mounted(case.chain_id):
+        fresh.ember.kill()
+        for pid in keepers(fresh):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+        restart(fresh)
+        assert "no guard was there" in fresh.ember.log()
+        assert "restart its containers" in fresh.image(case.reference)["suspect"]
+        with fresh.mounted(case.chain_id) as root:
+            for name in case.rows:
+                assert ended_well(reader(root / name, sha256_of(case, name))) == ""
+
+
+def test_a_daemon_killed_while_it_indexes_begins_again_and_the_container_starts(
+    slow: Node,
+) -> None:
+    case = noisy("halfindexed", size=4_000_000)
+    case.push(slow.bed.registry)
+    assert slow.pull(case.reference).lazy_layers == 2
+    assert slow.until(lambda: bool(slow.status()["indexing"]))
+    slow.ember.kill()
+    restart(slow)
+    with slow.mounted(case.chain_id) as root:
+        for name in case.rows:
+            assert ended_well(reader(root / name, sha256_of(case, name))) == ""
+
+
+def test_a_pull_that_is_cut_short_is_simply_done_again(slow: Node) -> None:
+    case = noisy("cutshort", size=2_000_000)
+    case.push(slow.bed.registry)
+    request = [sys.executable, "-B", "-m", "snapshotter.cli.main", "pull", case.reference]
+    words = ["--config", str(slow.ember.configuration), "--namespace", slow.namespace]
+    process = subprocess.Popen([*request, *words], stderr=subprocess.DEVNULL)
+    time.sleep(0.4)
+    process.kill()
+    process.wait()
+    assert slow.pull(case.reference).layers == 2
+    with slow.mounted(case.chain_id) as root:
+        name = min(case.rows)
+        assert ended_well(reader(root / name, sha256_of(case, name))) == ""
+
+
+def as_after_a_boot(presence: Path) -> None:
+    """Let a presence file be of another boot, that was not ended in order."""
+    raw = bytearray(presence.read_bytes())
+    header: Header = decode_header(bytes(raw[:512]))
+    raw[:512] = encode_header(replace(header, boot=bytes(16), clean=False))
+    presence.write_bytes(raw)
+
+
+def test_after_a_reboot_with_the_registry_down_everything_that_was_here_is_here(
+    fresh: Node,
+) -> None:
+    case = noisy("reboot")
+    lazily(fresh, case)
+    with fresh.mounted(case.chain_id):
+        fresh.ember.complete()
+    fresh.ember.kill()
+    for pid in keepers(fresh):
+        os.kill(pid, signal.SIGKILL)
+    for target in [*layer_mounts(fresh), fresh.ember.state / "guarded"]:
+        unmount(target, detach=True)
+    for leftover in sorted(fresh.ember.state.rglob("*"), reverse=True):
+        leftover.rmdir() if leftover.is_dir() else leftover.unlink()
+    for presence in (fresh.ember.root / "presence").iterdir():
+        as_after_a_boot(presence)
+    fresh.bed.registry.stop()
+    restart(fresh)
+    with fresh.mounted(case.chain_id) as root:
+        for name in case.rows:
+            assert ended_well(reader(root / name, sha256_of(case, name))) == ""
+    assert fresh.status()["tiers"].get("registry", 0) == 0
+
+
+def test_what_was_drained_needs_no_registry_and_no_daemon(fresh: Node) -> None:
+    case = noisy("drained")
+    lazily(fresh, case)
+    with fresh.mounted(case.chain_id) as root:
+        fresh.ember.complete()
+        fresh.bed.registry.stop()
+        fresh.ember.kill()
+        for name in case.rows:
+            assert ended_well(reader(root / name, sha256_of(case, name)), 20) == ""
+        restart(fresh)
+
+
+def test_a_second_daemon_on_the_same_cache_goes_away_and_says_why(fresh: Node) -> None:
+    config = fresh.ember.configuration
+    second = subprocess.run(
+        [sys.executable, *"-B -m snapshotter.cli.main serve --config".split(), str(config)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert "another daemon works on" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert fresh.status()["daemon"]["pid"] == fresh.ember.pid
+
+
+def test_data_that_a_container_stands_on_is_kept_and_said_so(fresh: Node) -> None:
+    case = noisy("inuse")
+    lazily(fresh, case)
+    name = min(case.rows)
+    with fresh.mounted(case.chain_id) as root:
+        reply = fresh.drop(case.reference)
+        assert any("in use by a running container" in line for line in reply.kept)
+        assert ended_well(reader(root / name, sha256_of(case, name))) == ""
+    assert not fresh.drop(case.reference).kept
+
+
+def test_a_mount_that_goes_while_a_read_waits_leaves_nothing_behind(slow: Node) -> None:
+    case = noisy("unmounted")
+    lazily(slow, case)
+    name = min(case.rows)
+    with slow.mounted(case.chain_id) as root:
+        slow.ember.kill()
+        waiting = reader(root / name, sha256_of(case, name))
+        time.sleep(0.3)
+        waiting.kill()
+        waiting.wait(10)
+    restart(slow)
+    with slow.mounted(case.chain_id) as root:
+        assert ended_well(reader(root / name, sha256_of(case, name))) == ""
+
+
+def test_containerd_may_be_killed_and_restarted_under_lazy_layers(fresh: Node) -> None:
+    case = noisy("containerd")
+    lazily(fresh, case)
+    names = sorted(case.rows)
+    with fresh.mounted(case.chain_id) as root:
+        fresh.containerd.kill()
+        assert ended_well(reader(root / names[0], sha256_of(case, names[0]))) == ""
+        fresh.containerd.start()
+        fresh.connect()
+        assert ended_well(reader(root / names[1], sha256_of(case, names[1]))) == ""
+    assert fresh.shown(case.chain_id)
+
+
+def test_garbage_collection_while_chunks_arrive_takes_only_garbage(slow: Node) -> None:
+    kept, gone = noisy("gckept"), noisy("gcgone", size=100_000)
+    lazily(slow, kept)
+    gone.push(slow.bed.registry)
+    slow.pull(gone.reference)
+    with slow.mounted(gone.chain_id):
+        pass
+    name = min(kept.rows)
+    with slow.mounted(kept.chain_id) as root:
+        reading = reader(root / name, sha256_of(kept, name))
+        slow.containerd.remove_image(gone.reference)
+        assert ended_well(reading) == ""
+    listed = slow.containerd.ctr("snapshots", "--snapshotter", "ember", "ls")
+    assert gone.chain_id not in listed
+    assert kept.chain_id in listed
+
+
+def test_a_pull_into_a_namespace_that_was_never_used_works(fresh: Node) -> None:
+    case = noisy("elsewhere", size=100_000)
+    case.push(fresh.bed.registry)
+    assert fresh.pull(case.reference, namespace="another").lazy_layers == 2
+    with fresh.mounted(case.chain_id, namespace="another") as root:
+        name = min(case.rows)
+        assert hashlib.sha256((Path(root) / name).read_bytes()).hexdigest() == sha256_of(case, name)
+
+
+def test_a_stale_socket_is_taken_over(fresh: Node) -> None:
+    fresh.ember.kill()
+    assert fresh.ember.socket.exists()
+    restart(fresh)
+    assert fresh.status()["images"] == []
+
+
+def test_a_daemon_without_leave_to_write_its_cache_says_so(fresh: Node, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(f'root = "{tmp_path}/file/below"\nstate = "{tmp_path}/state"\n')
+    (tmp_path / "file").write_text("not a directory")
+    started = subprocess.run(
+        [sys.executable, "-B", "-m", "snapshotter.cli.main", "serve", "--config", str(wrong)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert started.returncode == 1
+    assert "can't be used as cache" in started.stderr
+    assert "Traceback" not in started.stderr
+
+
+def test_commands_without_a_daemon_say_so_and_exit_with_3(fresh: Node) -> None:
+    fresh.ember.stop()
+    with pytest.raises(BedError, match="exit status 3: ember: no daemon answers"):
+        fresh.ember.command("images")
+    with pytest.raises(grpc.RpcError):
+        fresh.status()
