@@ -47,7 +47,7 @@ def run(
     except FileNotFoundError as error:
         raise BedError(f"{words[0]}: not installed; `make deps` installs it") from error
     if done.returncode != 0:
-        said = (done.stderr + done.stdout)[-SHOWN_BYTES:].decode(errors="replace").strip()
+        said = (done.stdout + done.stderr)[-SHOWN_BYTES:].decode(errors="replace").strip()
         raise BedError(f"{' '.join(words)}: exit status {done.returncode}: {said}")
     return done.stdout.decode(errors="replace")
 
