@@ -310,7 +310,7 @@ def test_what_was_drained_needs_no_registry_and_no_daemon(fresh: Node) -> None:
 def test_a_second_daemon_on_the_same_cache_goes_away_and_says_why(fresh: Node) -> None:
     config = fresh.ember.configuration
     second = subprocess.run(
-        [sys.executable, *"-B -m snapshotter.cli.main serve --config".split(), str(config)],
+        [sys.executable, *["-B", "-m", "snapshotter.cli.main", "serve", "--config"], str(config)],
         capture_output=True,
         text=True,
         timeout=30,
