@@ -16,12 +16,16 @@ from typing import Protocol
 
 from ioengine.guard import Guard, Miss, Orphan
 from snapshotter.clock import Clock
-from snapshotter.content import Digest, Extent
+from snapshotter.content import CHUNK_BYTES, Digest, Extent
 from snapshotter.errors import EmberError, NoSpaceError
 
 log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 5.0
+SAME_READ_S = 1.0
+"""A read that is denied asks again for its parts at once (readahead, then page by page): for so
+long those get the same answer, or one read(2) would wait for several times ``miss_timeout``."""
+RECENT_FAILURES = 4096
 AHEAD_AT_ONCE = 64
 AHEAD_S = 30.0
 
@@ -74,6 +78,7 @@ class MissPump:
         self._views = views
         self._clock = clock
         self._timeout_s = miss_timeout_s
+        self._failures: dict[tuple[Digest, int], tuple[float, int]] = {}
         self._ahead_bytes = ahead_bytes
         self._ahead = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -140,7 +145,7 @@ class MissPump:
             self._guard.deny(miss, errno.EIO)
             return
         extent = await self._clip(view, miss.offset, miss.length)
-        failure = None if extent is None else await self._have(view, extent)
+        failure = None if extent is None else await self._try(view, extent)
         waited_s = self._clock.monotonic_s() - began_s
         self.counts.waited_s += waited_s
         self.counts.longest_s = max(self.counts.longest_s, waited_s)
@@ -170,6 +175,22 @@ class MissPump:
             log.debug("reading ahead in %s: %s", view, error)
         finally:
             self._ahead -= 1
+
+    async def _try(self, view: Digest, extent: Extent) -> int | None:
+        """As `_have`, but parts of a read that has just failed fail with it."""
+        chunks = [(view, number) for number in extent.chunks(CHUNK_BYTES)]
+        now_s = self._clock.monotonic_s()
+        for chunk in chunks:
+            until_s, failure = self._failures.get(chunk, (0.0, 0))
+            if now_s < until_s:
+                return failure
+        denied = await self._have(view, extent)
+        if denied is not None:
+            if len(self._failures) > RECENT_FAILURES:
+                self._failures.clear()
+            until_s = self._clock.monotonic_s() + SAME_READ_S
+            self._failures.update(dict.fromkeys(chunks, (until_s, denied)))
+        return denied
 
     async def _have(self, view: Digest, extent: Extent) -> int | None:
         """None when the bytes are here, else the errno that the reader gets."""

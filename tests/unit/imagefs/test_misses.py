@@ -12,7 +12,7 @@ import pytest
 from ioengine.guard import Miss, Orphan
 from snapshotter.content import Digest, Extent
 from snapshotter.errors import DeadlineError, EmberError, NoSpaceError
-from snapshotter.imagefs.misses import MissPump
+from snapshotter.imagefs.misses import SAME_READ_S, MissPump
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.lazy import digest
 
@@ -137,14 +137,15 @@ async def test_a_miss_is_allowed_once_its_bytes_are_here() -> None:
 async def test_a_miss_that_cannot_be_filled_is_denied_and_asked_again_later(
     error: EmberError, number: int
 ) -> None:
-    guard, road = FakeGuard(), Road()
+    guard, road, clock = FakeGuard(), Road(), HandClock()
     road.error = error
-    pump = pump_of(guard, road)
+    pump = MissPump(guard, road, Views(), clock, 300)  # type: ignore[arg-type]
     pump.start()
     await settle_down()
     guard.ask(miss(1))
     await settle_down()
     road.error = None
+    await clock.advance(SAME_READ_S + 0.1)
     guard.ask(miss(2))
     await settle_down()
     assert guard.answers == [(1, number), (2, 0)]
@@ -247,5 +248,22 @@ async def test_nothing_is_read_ahead_of_a_miss_that_failed() -> None:
     guard.ask(miss(1))
     await settle_down()
     assert road.ahead == []
+    await pump.stop()
+    guard.close()
+
+
+async def test_the_parts_of_a_read_that_has_just_failed_fail_with_it_at_once() -> None:
+    guard, road = FakeGuard(), Road()
+    road.error = DeadlineError("no source")
+    pump = pump_of(guard, road)
+    pump.start()
+    await settle_down()
+    guard.ask(miss(1, offset=0, length=131_072))
+    await settle_down()
+    guard.ask(miss(2, offset=0, length=4096), miss(3, offset=65_536, length=4096))
+    guard.ask(miss(4, offset=500_000, length=4096))
+    await settle_down()
+    assert sorted(guard.answers) == [(n, errno.EIO) for n in (1, 2, 3, 4)]
+    assert [extent.offset for _, extent in road.wanted] == [0, 500_000]
     await pump.stop()
     guard.close()
