@@ -47,7 +47,7 @@ from snapshotter.operations import DaemonOperations, Parts
 from snapshotter.rpc import control, snapshots
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.server import RpcServer
-from snapshotter.snapshots import metastore
+from snapshotter.snapshots import metastore, records
 from snapshotter.snapshots.database import Database
 from snapshotter.snapshots.snapshotter import Snapshotter, SnapshotterConfig
 
@@ -114,7 +114,15 @@ class Daemon:
                 shelf=base.shelf,
                 ingest=ingest,
                 mounts=layer_mounts,
-                remover=Remover(base.catalog, base.shelf, ingest, layer_mounts, views, metadata),
+                remover=Remover(
+                    base.catalog,
+                    base.shelf,
+                    ingest,
+                    layer_mounts,
+                    views,
+                    metadata,
+                    partial(base.database.read, records.lazy_layers),
+                ),
                 decider=decider,
                 store=base.store,
                 road=base.road,

@@ -7,6 +7,7 @@ file that is still open after that belongs to a running container, and stays.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from snapshotter.errors import FailedPreconditionError
@@ -40,21 +41,31 @@ class Remover:
         mounts: LayerMounts,
         views: Views,
         metadata: MetadataImages,
+        standing: Callable[[], Awaitable[Collection[str]]],
     ) -> None:
+        """``standing``: the blobs that snapshots stand for, whatever image they are of."""
         self._catalog = catalog
         self._shelf = shelf
         self._ingest = ingest
         self._mounts = mounts
         self._views = views
         self._metadata = metadata
+        self._standing = standing
 
     async def remove(self, image: Image, *, data_only: bool) -> Outcome:
-        """Drop the data of ``image``; without ``data_only`` its indexes and its record too."""
+        """Drop the data of ``image``; without ``data_only`` its indexes and its record too.
+
+        containerd must have forgotten the image by then: a layer that a snapshot still stands for
+        is needed by an image that nobody told us of, and is kept with all that can bring it back.
+        """
         outcome = Outcome()
+        standing = () if data_only else await self._standing()
         for layer in dict.fromkeys(image.layers):
             sharers = self._sharers(image, layer)
             if sharers:
                 outcome.kept.append(f"layer {layer.blob}: {sharers[0]} has it too")
+            elif str(layer.blob) in standing:
+                outcome.kept.append(f"layer {layer.blob}: in use, a snapshot stands on it")
             elif await self._drop_view(layer, outcome) and not data_only:
                 outcome.freed_bytes += self._shelf.bytes_on_disk(layer.blob)
                 self._shelf.drop(layer.blob)

@@ -8,6 +8,7 @@ it waits for this very daemon.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,10 @@ from snapshotter.rpc.remote import error_from_rpc
 
 MESSAGE_BYTES = 16 * 1024 * 1024
 _WRITE_BYTES = 1024 * 1024
-_LABEL_S = 10.0
+_CHANGE_S = 30.0
+_LOCKED_S = 3600.0
+_LOCKED_FIRST_PAUSE_S = 0.02
+_LOCKED_MOST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +141,7 @@ class Containerd:
         """A lease that keeps a pull's content until it is deleted or ``expires`` (RFC 3339)."""
         request = leases_pb2.CreateRequest(id=lease, labels={"containerd.io/gc.expire": expires})
         try:
-            await self._leases.Create(
-                request, metadata=metadata_for(namespace), timeout=self._timeout_s
-            )
+            await self._leases.Create(request, metadata=metadata_for(namespace), timeout=_CHANGE_S)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, f"lease {lease}") from None
 
@@ -149,7 +151,7 @@ class Containerd:
             await self._leases.Delete(
                 leases_pb2.DeleteRequest(id=lease),
                 metadata=metadata_for(namespace),
-                timeout=self._timeout_s,
+                timeout=_CHANGE_S,
             )
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.NOT_FOUND:
@@ -169,7 +171,7 @@ class Containerd:
                 await self._images.Create(
                     images_pb2.CreateImageRequest(image=image),
                     metadata=metadata,
-                    timeout=self._timeout_s,
+                    timeout=_CHANGE_S,
                 )
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.ALREADY_EXISTS:
@@ -177,7 +179,7 @@ class Containerd:
                 await self._images.Update(
                     images_pb2.UpdateImageRequest(image=image, update_mask={"paths": ["target"]}),
                     metadata=metadata,
-                    timeout=self._timeout_s,
+                    timeout=_CHANGE_S,
                 )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, f"image {name} in containerd") from None
@@ -255,7 +257,29 @@ class BlobWriter:
             info=content_pb2.Info(digest=str(self._descriptor.digest), labels=dict(labels)),
             update_mask={"paths": [f"labels.{key}" for key in labels]},
         )
-        await self._content.Update(request, metadata=self._metadata, timeout=_LABEL_S)
+        await self._content.Update(request, metadata=self._metadata, timeout=_CHANGE_S)
+
+    async def _open(self, common: Mapping[str, Any]) -> tuple[Any, int]:
+        """A write that is ours, and the offset that it stands at.
+
+        While another client writes the same blob containerd locks us out; as its own clients do,
+        we come back until that one is done (then the blob is there) or has given up.
+        """
+        loop = asyncio.get_running_loop()
+        until_s, pause_s = loop.time() + _LOCKED_S, _LOCKED_FIRST_PAUSE_S
+        while True:
+            call = self._content.Write(metadata=self._metadata)
+            try:
+                await call.write(content_pb2.WriteContentRequest(action=content_pb2.STAT, **common))
+                return call, (await _next(call)).offset
+            except grpc.aio.AioRpcError as error:
+                if not _is_locked(error) or loop.time() > until_s:
+                    raise
+            except BaseException:
+                call.cancel()
+                raise
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _LOCKED_MOST_PAUSE_S)
 
     async def _send(self, data: AsyncIterator[bytes], labels: Mapping[str, str]) -> None:
         common = {
@@ -263,11 +287,8 @@ class BlobWriter:
             "total": self._descriptor.size_bytes,
             "expected": str(self._descriptor.digest),
         }
-        call = self._content.Write(metadata=self._metadata)
+        call, skip = await self._open(common)
         try:
-            await call.write(content_pb2.WriteContentRequest(action=content_pb2.STAT, **common))
-            reply = await _next(call)
-            skip = reply.offset
             offset = 0
             async for block in data:
                 for start in range(0, len(block), _WRITE_BYTES):
@@ -296,6 +317,10 @@ class BlobWriter:
             await call.done_writing()
         finally:
             call.cancel()
+
+
+def _is_locked(error: grpc.aio.AioRpcError) -> bool:
+    return error.code() == grpc.StatusCode.UNAVAILABLE and "locked" in str(error.details())
 
 
 async def _next(call: Any) -> content_pb2.WriteContentResponse:

@@ -150,6 +150,12 @@ def all_ids(connection: sqlite3.Connection) -> list[tuple[int, Kind, bool]]:
     return [(row[0], Kind(row[1]), bool(row[2])) for row in rows]
 
 
+def lazy_layers(connection: sqlite3.Connection) -> frozenset[str]:
+    """The blobs of all lazy layers that some snapshot stands for."""
+    rows = connection.execute("SELECT DISTINCT layer FROM snapshots WHERE layer IS NOT NULL")
+    return frozenset(layer for (layer,) in rows)
+
+
 def lazy_ids(connection: sqlite3.Connection) -> list[int]:
     """Ids of all lazy layers, parents before children."""
     return _ids(connection, "SELECT id FROM snapshots WHERE layer IS NOT NULL ORDER BY id")
