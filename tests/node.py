@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ CALL_S = 60.0
 POLL_S = 0.05
 _FLAGS = {"ro": 1, "rbind": 4096 | 16384, "bind": 4096}
 _REMOUNT = 32
+_CHANGING = threading.Lock()
+"""The working directory is the whole process's."""
 Call = Callable[..., Any]
 
 
@@ -92,8 +95,15 @@ class Node:
 
     def drop(self, reference: str) -> control_pb2.RemoveResponse:
         """What `ember rm --data` does."""
+        return self._remove(reference, data_only=True)
+
+    def remove(self, reference: str) -> control_pb2.RemoveResponse:
+        """What `ember rm` does."""
+        return self._remove(reference, data_only=False)
+
+    def _remove(self, reference: str, *, data_only: bool) -> control_pb2.RemoveResponse:
         request = control_pb2.RemoveRequest(
-            image=reference, data_only=True, namespace=self.namespace
+            image=reference, data_only=data_only, namespace=self.namespace
         )
         return self._control.Remove(request, timeout=CALL_S)
 
@@ -180,7 +190,7 @@ def mount(mounts: Sequence[mount_pb2.Mount], target: Path) -> None:
         common = Path(os.path.commonpath(lower))
         options["lowerdir"] = ":".join(os.path.relpath(path, common) for path in lower)
     data = ",".join(f"{name}={value}" if value else name for name, value in options.items())
-    with contextlib.chdir(common):
+    with _CHANGING, contextlib.chdir(common):
         call(mounts[0].source, target, mounts[0].type, flags, data)
     if flags & _FLAGS["bind"] and flags & _FLAGS["ro"]:
         call(mounts[0].source, target, mounts[0].type, flags | _REMOUNT, "")
@@ -199,7 +209,7 @@ def call(source: str, target: Path, kind: str, flags: int, data: str) -> None:
 def node(
     cache: Path, *, major: int = 1, shape: Shape | None = None, **configuration: Any
 ) -> Iterator[Node]:
-    """A bed with an Ember and a containerd that run; ``configuration`` as Ember.configure has."""
+    """A bed with an Ember and a containerd that run; ``configuration``: Ember.configure's."""
     with Bed(shape or Shape(0), cache=cache) as bed:
         ember = bed.ember(major)
         ember.configure(**configuration)

@@ -11,6 +11,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,6 @@ from bench.bed.process import BedError, Server, run
 
 ROOT = Path(__file__).resolve().parents[2]
 PULL_S = 600.0
-CONFIGURATION = """\
-root = "{root}"
-state = "{state}"
-[containerd]
-address = "{containerd}"
-[first_pull]
-mode = "{first_pull}"
-[completion]
-enabled = {completion}
-"""
 
 
 class Ember:
@@ -54,16 +45,27 @@ class Ember:
     def configuration(self) -> Path:
         return self.directory / "config.toml"
 
-    def configure(self, *, first_pull: str = "stream", completion: bool = False) -> None:
+    def configure(
+        self,
+        *,
+        first_pull: str = "stream",
+        completion: bool = False,
+        sections: Mapping[str, Mapping[str, object]] | None = None,
+    ) -> None:
+        """Write the configuration; ``sections`` are tables whose keys go over the bed's own."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        text = CONFIGURATION.format(
-            root=self.root,
-            state=self.state,
-            containerd=self._containerd_address,
-            first_pull=first_pull,
-            completion=str(completion).lower(),
-        )
-        self.configuration.write_text(text, encoding="utf-8")
+        tables: dict[str, Mapping[str, object]] = {
+            "containerd": {"address": str(self._containerd_address)},
+            "first_pull": {"mode": first_pull},
+            "completion": {"enabled": completion},
+        }
+        lines = [f'root = "{self.root}"', f'state = "{self.state}"']
+        for name, table in (sections or {}).items():
+            tables[name] = {**tables.get(name, {}), **table}
+        for name, table in tables.items():
+            lines.append(f"[{name}]")
+            lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+        self.configuration.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
     def start(self) -> None:
         """Start the daemon and wait until it answers (its configuration is made if need be)."""
