@@ -27,16 +27,16 @@ async def offload(
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        future.add_done_callback(_take_note)
-        while not future.done():
-            try:
-                await asyncio.wait({future})
-            except asyncio.CancelledError:
-                continue
+        await over(future)
         raise
 
 
-def _take_note(future: asyncio.Future[T]) -> None:
-    """The cancelled caller never sees this error: mark it as seen."""
+async def over(future: asyncio.Future[T]) -> None:
+    """Return when ``future`` is done, even if cancelled meanwhile; its error is marked as seen."""
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            continue
     if not future.cancelled():
         future.exception()
