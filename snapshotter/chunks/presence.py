@@ -12,6 +12,7 @@ slots of 64 bytes of header and a bitmap each. Every part starts on a multiple o
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
 import struct
@@ -23,6 +24,8 @@ from blake3 import blake3
 from ioengine.bitmap import Bitmap
 from snapshotter.content import Digest
 from snapshotter.errors import InvalidArgumentError, RefusedError
+
+log = logging.getLogger(__name__)
 
 MAGIC = b"EMBRPRES"
 SLOT_MAGIC = b"EMBRDURA"
@@ -187,8 +190,11 @@ class Presence:
         """Unmap and close; what was not written durably is left to the kernel."""
         if self.fd < 0:
             return
-        self.readable.close()
-        self._mapping.close()
+        try:
+            self.readable.close()
+            self._mapping.close()
+        except BufferError:  # it stays mapped for as long as they look at it
+            log.error("the readable bitmap of %s is still in use by others", self.header.view)
         os.close(self.fd)
         self.fd = -1
 
