@@ -206,6 +206,8 @@ class Daemon:
 
         async def refused(blob: Digest, diff_id: Digest, reason: str) -> None:
             await catalog.blame(blob, diff_id, reason, clock.wall_ns())
+            for image in catalog.images_of_blob(blob):
+                decider.forget(image.manifest)
 
         ingest = Ingest(
             base.registry,

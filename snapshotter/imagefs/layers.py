@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from snapshotter.clock import Clock
+from snapshotter.content import Digest
 from snapshotter.errors import NotFoundError, RefusedError, UnavailableError
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.catalog import Catalog
@@ -65,6 +66,10 @@ class Layers:
             claim.chain_id,
         )
         return None
+
+    def is_fit(self, layer: Digest, view: Digest) -> bool:
+        """False for a layer that was refused."""
+        return self._catalog.fault(layer, view) is None
 
     async def mount(self, stack: Sequence[StackEntry], wait_s: float) -> None:
         """Mount every lazy entry, lowest first; UnavailableError if an index comes too late."""

@@ -73,6 +73,11 @@ class LazyLayers(Protocol):
         """
         ...
 
+    def is_fit(self, layer: Digest, view: Digest) -> bool:
+        """False once a layer that was taken turned out never to become readable: from then on
+        whoever prepares it unpacks it. Quick, from memory."""
+        ...
+
     async def mount(self, stack: Sequence[StackEntry], wait_s: float) -> None:
         """Make the directory of every lazy entry of ``stack`` (lowest first) readable.
 
@@ -94,6 +99,9 @@ class PlainOnly:
 
     async def claim(self, claim: LayerClaim) -> LazyLayer | None:
         return None
+
+    def is_fit(self, layer: Digest, view: Digest) -> bool:
+        return True
 
     async def mount(self, stack: Sequence[StackEntry], wait_s: float) -> None:
         return None

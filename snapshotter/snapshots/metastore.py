@@ -174,7 +174,19 @@ def commit(
         (name, int(Kind.COMMITTED), parent_id, now_ns, now_ns, record.id),
     )
     _put_labels(connection, record.id, labels)
+    if labels.get(SNAPSHOT_REF):
+        _retire_lazy(connection, labels[SNAPSHOT_REF], parent_id)
     return record.id
+
+
+def _retire_lazy(connection: sqlite3.Connection, chain_id: str, parent_id: int | None) -> None:
+    """A layer was unpacked beside one that had been taken lazily, since that one is unfit: from
+    now on only what was unpacked is found."""
+    connection.execute(
+        "DELETE FROM snapshot_labels WHERE key = ? AND value = ? AND snapshot_id IN"
+        " (SELECT id FROM snapshots WHERE layer IS NOT NULL AND parent_id IS ?)",
+        (SNAPSHOT_REF, chain_id, parent_id),
+    )
 
 
 def remove(connection: sqlite3.Connection, key: str) -> Record:

@@ -218,6 +218,8 @@ class Snapshotter:
         def check(connection: Any) -> tuple[str | None, tuple[ChainRow, ...]]:
             parent_id = metastore.check_new(connection, key, parent)
             here = records.find_layer(connection, chain_id, parent_id)
+            if here is not None and not self._is_fit(records.get(connection, here)):
+                here = None
             return here, records.chain(connection, parent_id)
 
         metastore.check_name(key, "key")
@@ -225,6 +227,11 @@ class Snapshotter:
         if here is not None:
             raise AlreadyExistsError(f"layer {chain_id} is here as snapshot {here!r}")
         return self._stack(rows)
+
+    def _is_fit(self, record: Record) -> bool:
+        if record.layer is None or record.view is None:
+            return True
+        return self._lazy.is_fit(Digest.parse(record.layer), Digest.parse(record.view))
 
     async def _create(
         self, kind: Kind, key: str, parent: str, labels: Mapping[str, str]

@@ -22,6 +22,7 @@ class FakeLazyLayers:
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
+        self.unfit: set[Digest] = set()
         self.claims: list[LayerClaim] = []
         self.mounted: set[int] = set()
         self.waits_s: list[float] = []
@@ -44,6 +45,9 @@ class FakeLazyLayers:
         if claim.chain_id not in self.taken:
             return None
         return LazyLayer(digest("layer " + claim.chain_id), digest("view " + claim.chain_id))
+
+    def is_fit(self, layer: Digest, view: Digest) -> bool:
+        return layer not in self.unfit
 
     async def mount(self, stack: Sequence[StackEntry], wait_s: float) -> None:
         self.waits_s.append(wait_s)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from snapshotter.content import Digest
 from snapshotter.snapshots.lazy import LayerClaim, LazyLayer, StackEntry
 from snapshotter.snapshots.model import Usage
 
@@ -38,6 +39,9 @@ class UnpackedLayers:
         if layer is None or not (self._folder / layer.hex).is_dir():
             return None
         return LazyLayer(layer, claim.diff_id or layer)
+
+    def is_fit(self, layer: Digest, view: Digest) -> bool:
+        return True
 
     async def mount(self, stack: Sequence[StackEntry], wait_s: float) -> None:
         for entry in stack:

@@ -82,6 +82,15 @@ def test_an_unpacked_image_is_indexed_when_idle_and_lazy_from_then_on(overlay: N
     check_indexed_when_idle(overlay, case)
 
 
+def test_the_same_with_containerd_2_and_its_own_pull(tmp_path: Path) -> None:
+    case = noise("unpacked first by 2.x", 300_000, 200_000)
+    with node(tmp_path, major=2, first_pull="overlay") as ours:
+        case.push(ours.bed.registry)
+        ours.containerd.pull(case.reference, "ember")
+        assert 'first_pull.mode = "overlay"' in ours.image(case.reference)["reason"]
+        check_indexed_when_idle(ours, case)
+
+
 def test_a_layer_that_two_images_share_is_indexed_once_for_both(overlay: Node) -> None:
     below, above = noise("shared", 500_000), noise("shared", 500_000, 600_000)
     for case in (below, replace(above, name="shares")):

@@ -17,7 +17,7 @@ import pytest
 from bench.bed.process import BedError
 from bench.bed.registry import Pusher
 from tests.cases.images import Blob, ImageCase, gzipped, image, of_layers, zstandarded
-from tests.cases.layers import in_one_layer
+from tests.cases.layers import in_one_layer, is_file
 from tests.cases.odd import (
     chain_of_layers,
     harmless,
@@ -30,6 +30,7 @@ from tests.cases.odd import (
 )
 from tests.cases.refused import all_refused
 from tests.cases.stacks import of_several_layers
+from tests.cases.tars import file, layer
 from tests.node import Node, node
 from tests.treecheck import CONTAINERD_DEPARTURES, compare, directory_sizes
 
@@ -123,6 +124,24 @@ def test_what_is_wrong_is_refused_by_name_and_harms_nothing(case: ImageCase, our
         assert case.refused in str(caught.value.details())
         assert time.monotonic() - began_s < REFUSED_WITHIN_S
     assert differences(ours, harmless()) == []
+
+
+def test_what_ember_alone_refuses_is_unpacked_by_containerd_when_it_is_pulled_again(
+    ours: Node,
+) -> None:
+    plain = layer(file(b"../climbs", b"out"), file(b"stays", b"in"))
+    case = image("refused by ember alone", [gzipped(plain)], {"stays": is_file(b"in")})
+    case.push(ours.bed.registry)
+    ours.pull(case.reference)
+    with pytest.raises(grpc.RpcError, match="leaves the layer's root"):
+        ours.shown(case.chain_id)
+    ours.containerd.remove_image(case.reference)
+    pulled = ours.pull(case.reference)
+    assert pulled.lazy_layers == 0
+    assert "leaves the layer's root" in pulled.reason
+    assert ours.image(case.reference)["reason"] == pulled.reason
+    shown = ours.shown(case.chain_id)
+    assert compare(case.rows, {"stays": shown["stays"]}, CONTAINERD_DEPARTURES) == []
 
 
 @pytest.mark.parametrize("first", [gzipped, zstandarded], ids=["gzip", "zstd"])

@@ -61,6 +61,20 @@ async def test_a_taken_layer_is_committed_under_its_chain_id_with_label_and_pare
         await snapshotter.stat(f"extract {TOP} on {BOTTOM}")
 
 
+async def test_a_layer_that_proved_unfit_is_unpacked_beside_and_then_found_instead(
+    snapshotter: Snapshotter, lazy: FakeLazyLayers
+) -> None:
+    lazy.taken = {BOTTOM}
+    await take(snapshotter, BOTTOM)
+    lazy.taken, lazy.unfit = set(), {digest("layer " + BOTTOM)}
+    assert (await containerd_finds(snapshotter, BOTTOM, "")).name == BOTTOM
+    await snapshotter.prepare("again", "", of(BOTTOM))
+    await snapshotter.commit("unpacked", "again", of(BOTTOM))
+    assert (await containerd_finds(snapshotter, BOTTOM, "")).name == "unpacked"
+    await take(snapshotter, BOTTOM)
+    await snapshotter.remove(BOTTOM)
+
+
 async def test_a_claim_says_all_that_the_labels_say(
     snapshotter: Snapshotter, lazy: FakeLazyLayers, tmp_path: Path
 ) -> None:

@@ -1,0 +1,150 @@
+"""Layers that containerd has unpacked are indexed from its store: when idle, and never fetched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import NotFoundError
+from snapshotter.imagefs.catalog import Layer
+from snapshotter.imagefs.decision import ImageDocument
+from snapshotter.imagefs.idle_index import POLL_S, PULL_LIMIT_S, IdleIndexer
+from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.shelf import Shelf
+from tests.cases.tars import file, layer
+from tests.fakes.hand_clock import HandClock
+from tests.fakes.lazy import digest
+from tests.fakes.registry import sha256
+
+
+def layer_of(plain: bytes) -> Layer:
+    return Layer(sha256(plain), sha256(plain), sha256(plain), len(plain))
+
+
+class Scene:
+    """An indexer over a content store that is a dictionary; what goes to a registry fails."""
+
+    def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
+        self.stored: dict[Digest, bytes] = {}
+        self.read: list[Digest] = []
+        self.gate = asyncio.Event()
+        self.clock = HandClock()
+        self.shelf = Shelf(directory, lambda view: (), lambda blob: ())
+        self.refused: list[Digest] = []
+        self.ingest = Ingest(
+            self,
+            lambda view: None,
+            directory,
+            lambda blob: None,
+            self.refuse,
+            pool,
+            self.clock,
+            parallel=2,
+            assumed_rate=1000,
+        )
+        self.idle = IdleIndexer(self, self.ingest, self.shelf, self.clock)
+
+    async def refuse(self, blob: Digest, diff_id: Digest, reason: str) -> None:
+        self.refused.append(blob)
+
+    async def stream(self, blob: BlobRef) -> AsyncIterator[bytes]:
+        await self.gate.wait()
+        raise NotFoundError(f"{blob} is not to be fetched")
+        yield b""
+
+    def suspect(self, blob: BlobRef) -> None:
+        raise AssertionError(f"{blob} is not to be fetched")
+
+    async def blob_size(self, namespace: str, digest: Digest) -> int:
+        if digest not in self.stored:
+            raise NotFoundError(f"{digest} is not in {namespace}")
+        return len(self.stored[digest])
+
+    async def stream_blob(self, namespace: str, digest: Digest) -> AsyncIterator[bytes]:
+        self.read.append(digest)
+        yield self.stored[digest]
+
+    def want(self, *layers: Layer) -> None:
+        image = ImageDocument(digest("manifest"), "r.example/a:1", "r.example/a", layers)
+        self.idle.want("default", image, layers)
+
+    async def poll(self, times: int = 1) -> None:
+        """Let ``times`` polls pass, and the work that each of them begins."""
+        for _ in range(times):
+            await self.clock.advance(POLL_S)
+            if self.gate.is_set():
+                await self.settled()
+            await asyncio.sleep(0)
+
+    async def settled(self) -> None:
+        """Until no job is under way."""
+        await asyncio.gather(*(job.finished.wait() for job in self.ingest.jobs()))
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+    with _pool() as pool:
+        made = Scene(tmp_path, pool)
+        made.gate.set()
+        made.idle.start()
+        yield made
+        await made.idle.stop()
+        await made.ingest.close()
+
+
+@contextlib.contextmanager
+def _pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+async def test_each_layer_is_read_once_and_indexed_when_containerd_has_it(scene: Scene) -> None:
+    plains = [layer(file(b"one", b"1")), layer(file(b"two", b"2" * 5000))]
+    one, two = map(layer_of, plains)
+    scene.want(one, two)
+    await asyncio.sleep(0)
+    await scene.poll(2)
+    assert scene.read == []
+    scene.stored[two.blob] = plains[1]
+    await scene.poll(2)
+    assert scene.shelf.get(two.blob) is not None
+    scene.stored[one.blob] = plains[0]
+    scene.want(one, two)
+    await scene.poll(4)
+    assert scene.shelf.get(one.blob) is not None
+    assert scene.read == [two.blob, one.blob]
+
+
+async def test_it_waits_while_first_pulls_go_on(scene: Scene) -> None:
+    plain = layer(file(b"one", b"1"))
+    scene.stored[sha256(plain)] = plain
+    scene.gate.clear()
+    scene.ingest.start(BlobRef("r.example/b", digest("other"), 10), digest("plain other"))
+    scene.want(layer_of(plain))
+    await asyncio.sleep(0)
+    await scene.poll(5)
+    assert scene.read == []
+    scene.gate.set()
+    await scene.settled()
+    await scene.poll(2)
+    assert scene.read == [sha256(plain)]
+
+
+async def test_what_is_refused_or_never_comes_does_not_stop_the_others(scene: Scene) -> None:
+    bad, good, never = b"no tar" * 100, layer(file(b"f", b"x")), layer_of(b"never there")
+    scene.want(layer_of(bad), never, layer_of(good))
+    scene.stored |= {sha256(bad): bad, sha256(good): good}
+    await asyncio.sleep(0)
+    await scene.poll(3)
+    assert scene.refused == [sha256(bad)]
+    assert scene.shelf.get(sha256(good)) is not None
+    await scene.clock.advance(PULL_LIMIT_S)
+    await scene.poll(1)
+    assert scene.clock.sleepers == 0, "it still polls for a layer that nobody pulls any more"
