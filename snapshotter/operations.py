@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from snapshotter import __version__
@@ -32,6 +33,7 @@ from snapshotter.oci.platform import Platform, host_platform
 from snapshotter.oci.reference import parse_reference
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.oci.resolver import ResolvedImage
+from snapshotter.rpc import cri
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.control import DrainState, PullEvent, Removal
 from snapshotter.rpc.pull import Puller, PullStep
@@ -39,6 +41,7 @@ from snapshotter.rpc.pull import Puller, PullStep
 DRAIN_REPORT_S = 1.0
 DRAIN_VIEWS = 4
 PULL_EVENTS = 4096
+CRI_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Parts:
     containerd: Containerd
     registry: RegistryClient
     snapshotter: str
+    root: Path
     engine: tuple[str, str]
     clock: Clock
     started_s: float
@@ -184,10 +188,42 @@ class DaemonOperations:
         resolved = await parts.registry.resolve(parse_reference(image), wanted)
         yield PullEvent("resolved", total=len(resolved.layers), digest=str(resolved.target_digest))
         await self._remember_origin(resolved)
+        if await self._pulled_by_cri(resolved, namespace):
+            known = parts.catalog.image(resolved.manifest_digest)
+            state = "lazy" if known is not None and known.lazy else "unpacked"
+            for position, layer in enumerate(resolved.layers):
+                yield PullEvent(state, position, len(resolved.layers), str(layer.digest))
+        else:
+            async with contextlib.aclosing(self._pull(resolved, namespace)) as events:
+                async for event in events:
+                    yield event
+        known = parts.catalog.image(resolved.manifest_digest)
+        yield PullEvent(
+            "done",
+            total=len(resolved.layers),
+            digest=str(resolved.target_digest),
+            reason=known.reason if known is not None else "",
+        )
+
+    async def _pulled_by_cri(self, resolved: ResolvedImage, namespace: str) -> bool:
+        """Where CRI uses Ember its own pull is the one that the kubelet will look for."""
+        parts = self._parts
+        if namespace != cri.NAMESPACE:
+            return False
+        images = cri.CriImages(parts.containerd.channel, CRI_S)
+        if not await images.uses(parts.snapshotter, parts.root):
+            return False
+        await images.pull(str(resolved.reference))
+        return True
+
+    async def _pull(
+        self, resolved: ResolvedImage, namespace: str
+    ) -> AsyncGenerator[PullEvent, None]:
+        parts = self._parts
         events: asyncio.Queue[PullStep | None] = asyncio.Queue(PULL_EVENTS)
         puller = Puller(parts.containerd, parts.registry, parts.snapshotter)
         task = asyncio.create_task(
-            puller.pull(resolved, namespace, events.put_nowait), name=f"pull {image}"
+            puller.pull(resolved, namespace, events.put_nowait), name=f"pull {resolved.reference}"
         )
         task.add_done_callback(lambda _: events.put_nowait(None))
         try:
@@ -197,13 +233,6 @@ class DaemonOperations:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        known = parts.catalog.image(resolved.manifest_digest)
-        yield PullEvent(
-            "done",
-            total=len(resolved.layers),
-            digest=str(resolved.target_digest),
-            reason=known.reason if known is not None else "",
-        )
 
     async def _remember_origin(self, resolved: ResolvedImage) -> None:
         """A second blob of a view that is here is a source for it, though nobody will prepare it.

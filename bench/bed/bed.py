@@ -89,14 +89,16 @@ class Bed:
         *,
         ember_socket: Path | None = None,
         ember_root: Path | None = None,
+        pause: str = "",
     ) -> Containerd:
-        """Start a containerd of this bed."""
+        """Start a containerd of this bed; with CRI on Ember if ``pause`` names a sandbox image."""
         made = Containerd(
             self.directory,
             self.link,
             major=major,
             ember_socket=ember_socket,
             ember_root=ember_root,
+            pause=pause,
         )
         self._containerds.append(made)
         made.start()

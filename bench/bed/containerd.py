@@ -66,6 +66,30 @@ address = "{socket}"
 root = "{ember_root}"
 enable_remote_snapshot_annotations = "true"
 """
+CRI_1 = """\
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{pause}"
+restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "ember"
+disable_snapshot_annotations = false
+"""
+CRI_2 = """\
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "ember"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{pause}"
+[plugins."io.containerd.cri.v1.runtime"]
+restrict_oom_score_adj = true
+"""
+CRI_PLUGINS = {
+    1: ('"io.containerd.grpc.v1.cri", ', CRI_1),
+    2: (
+        '"io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime",\n'
+        '  "io.containerd.grpc.v1.cri", ',
+        CRI_2,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -88,6 +112,7 @@ class Containerd:
         major: int = 1,
         ember_socket: Path | None = None,
         ember_root: Path | None = None,
+        pause: str = "",
     ) -> None:
         self.directory = directory / f"containerd{major}"
         self.link = link
@@ -95,6 +120,7 @@ class Containerd:
         self.namespace = link.name
         self.address = self.directory / "containerd.sock"
         self._ember = (ember_socket, ember_root)
+        self._pause = pause
         self._binaries = Path("/usr/bin") if major == 1 else containerd2()
         self._server: Server | None = None
         self._serial = itertools.count()
@@ -110,12 +136,16 @@ class Containerd:
         socket, root = self._ember
         if socket is not None:
             text += EMBER_1 if self.major == 1 else EMBER_2
+        if self._pause:
+            disabled, enabled = CRI_PLUGINS[self.major]
+            text = text.replace(disabled, "") + enabled
         return text.format(
             root=self.directory / "root",
             state=self.directory / "state",
             address=self.address,
             platform=f"linux/{run(['dpkg', '--print-architecture']).strip()}",
             socket=socket,
+            pause=self._pause,
             ember_root=root,
         )
 

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+TLS_HANDSHAKE = b"\x16"
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -176,7 +178,10 @@ class HttpServer:
 
 async def _read_request(reader: asyncio.StreamReader) -> Seen | None:
     try:
-        head = await reader.readuntil(b"\r\n\r\n")
+        first = await reader.readexactly(1)
+        if first == TLS_HANDSHAKE:
+            return None  # who speaks TLS here first is to learn at once that it is not spoken
+        head = first + await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
     lines = head.decode("latin-1").split("\r\n")

@@ -78,6 +78,16 @@ class Registries:
         self._thread.join(10)
 
 
+def push(registry: FakeRegistry, case: ImageCase) -> str:
+    """Add the image; returns its reference."""
+    for content in case.contents:
+        registry.add_blob(case.repository, content)
+    for n, document in enumerate(case.documents):
+        tag = "1" if n == len(case.documents) - 1 else None
+        registry.add_manifest(case.repository, document, f"{OCI}.manifest.v1+json", tag)
+    return f"{registry.authority}/{case.repository}:1"
+
+
 class Scene:
     """A node with a registry that can be made to misbehave."""
 
@@ -86,19 +96,9 @@ class Scene:
         self.registries = registries
         self.registry = registries.start()
 
-    def add(self, case: ImageCase) -> str:
-        """Push; returns the reference."""
-        for content in case.contents:
-            self.registry.add_blob(case.repository, content)
-        for n, document in enumerate(case.documents):
-            tag = "1" if n == len(case.documents) - 1 else None
-            kind = f"{OCI}.manifest.v1+json"
-            self.registry.add_manifest(case.repository, document, kind, tag)
-        return f"{self.registry.authority}/{case.repository}:1"
-
     def lazily(self, case: ImageCase) -> str:
         """Have the image's index here and none of its bytes."""
-        reference = self.add(case)
+        reference = push(self.registry, case)
         assert self.node.pull(reference).lazy_layers == 2
         with self.node.mounted(case.chain_id):
             pass
@@ -285,7 +285,7 @@ def test_an_image_that_ember_has_no_credentials_for_is_left_to_containerd_and_sa
     scene: Scene,
 ) -> None:
     case = noisy("private")
-    scene.add(case)
+    push(scene.registry, case)
     scene.registry.gate = BasicGate({"user": "pass:word"})
     with pytest.raises(Exception, match=r"(?i)401|credential|unauthori"):
         scene.node.pull(f"{scene.registry.authority}/{case.repository}:1")
@@ -355,7 +355,7 @@ def test_a_first_pull_of_a_lie_shows_nothing_and_works_once_it_is_true(
     scene: Scene, lie: str
 ) -> None:
     case = noisy(lie)
-    reference = scene.add(case)
+    reference = push(scene.registry, case)
     LIES[lie](scene, case)
     with pytest.raises(Exception, match=r"(?i)digest|corrupt|does not|refused|size|bytes"):
         scene.node.pull(reference)
