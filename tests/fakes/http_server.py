@@ -123,7 +123,7 @@ class HttpServer:
         self._tasks.add(task)
         self.connections += 1
         try:
-            while (seen := await _read_request(reader)) is not None:
+            while (seen := await _read_request(reader, writer)) is not None:
                 self.seen.append(seen)
                 self._arrived.set()
                 if not await self._send(writer, seen, await self.handle(seen)):
@@ -176,11 +176,12 @@ class HttpServer:
         return False
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Seen | None:
+async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Seen | None:
     try:
         first = await reader.readexactly(1)
         if first == TLS_HANDSHAKE:
-            return None  # who speaks TLS here first is to learn at once that it is not spoken
+            writer.write(b"HTTP/1.0 400 Bad Request\r\n\r\n")  # as Go's servers answer, so that
+            return None  # who tries TLS first learns at once that it is not spoken here
         head = first + await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
