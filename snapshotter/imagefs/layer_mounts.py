@@ -9,9 +9,10 @@ sees an empty layer. Mounts outlive the daemon; a record beside each says what i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ class LayerMounts:
         self._executor = executor
         self._directio = directio
         self._mounted: dict[str, Mounted] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[Digest, asyncio.Lock] = {}
         self._users: dict[Path, set[Path]] = {}
 
     def restore(self, links: Iterable[Path]) -> list[Mounted]:
@@ -108,8 +109,7 @@ class LayerMounts:
         time that a layer comes again in one chain it is another instance.
         """
         loop = asyncio.get_running_loop()
-        lock = self._locks.setdefault(index.layer.hex, asyncio.Lock())
-        async with lock:
+        async with self._lock(index.diff_id):
             image = await loop.run_in_executor(self._executor, self.metadata.of, index, below)
             again = sum(key == image.key for _, key in below)
             instance = f"{image.key}~{again}" if again else image.key
@@ -159,30 +159,45 @@ class LayerMounts:
         for mounted in list(self._mounted.values()):
             users = self._users.get(mounted.target, set())
             if directory in users:
-                users.discard(directory)
-                if not users:
-                    await self.detach(mounted)
+                async with self._lock(mounted.view):
+                    users.discard(directory)
+                    if not users:  # asked under the lock: another snapshot may have come to it
+                        await self._detach(mounted)
 
-    async def detach(self, mounted: Mounted) -> None:
-        """Unmount an instance; overlays that stand on it hold it until their own end."""
+    @contextlib.asynccontextmanager
+    async def without(self, view: Digest) -> AsyncIterator[None]:
+        """Unmount every instance of ``view``, and let none be mounted until the block ends.
+
+        Overlays that stand on one hold it until their own end.
+        """
+        async with self._lock(view):
+            for mounted in self.of_view(view):
+                await self._detach(mounted)
+            yield
+
+    def _lock(self, view: Digest) -> asyncio.Lock:
+        return self._locks.setdefault(view, asyncio.Lock())
+
+    async def _detach(self, mounted: Mounted) -> None:
         loop = asyncio.get_running_loop()
-        async with self._locks.setdefault(mounted.layer.hex, asyncio.Lock()):
-            if self._mounted.get(_name(mounted)) is mounted:
-                await loop.run_in_executor(self._executor, self._detach, mounted)
-                del self._mounted[_name(mounted)]
-                self._users.pop(mounted.target, None)
-
-    def _detach(self, mounted: Mounted) -> None:
-        try:
-            mounts.unmount(mounted.target, detach=True)
-        except OSError as error:
-            log.warning("unmounting %s: %s", mounted.target, error)
+        if self._mounted.get(_name(mounted)) is not mounted:
             return
-        self._forget(mounted)
+        try:
+            await loop.run_in_executor(self._executor, _unmount, mounted.target)
+        except OSError as error:
+            log.warning("unmounting %s: %s; it is tried again later", mounted.target, error)
+            return
+        await loop.run_in_executor(self._executor, self._forget, mounted)
+        del self._mounted[_name(mounted)]
+        self._users.pop(mounted.target, None)
 
     def _forget(self, mounted: Mounted) -> None:
         mounted.target.with_name(mounted.target.name + ".json").unlink(missing_ok=True)
         mounted.target.rmdir()
+
+
+def _unmount(target: Path) -> None:
+    mounts.unmount(target, detach=True)
 
 
 def _name(mounted: Mounted) -> str:

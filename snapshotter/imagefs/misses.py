@@ -17,7 +17,7 @@ from typing import Protocol
 from ioengine.guard import Guard, Miss, Orphan
 from snapshotter.clock import Clock
 from snapshotter.content import CHUNK_BYTES, Digest, Extent
-from snapshotter.errors import EmberError, NoSpaceError
+from snapshotter.errors import DeadlineError, EmberError, NoSpaceError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ SAME_READ_S = 1.0
 """A read that is denied asks again for its parts at once (readahead, then page by page): for so
 long those get the same answer, or one read(2) would wait for several times ``miss_timeout``."""
 RECENT_FAILURES = 4096
+STOPPED_S = 0.1
 AHEAD_AT_ONCE = 64
 AHEAD_S = 30.0
 
@@ -195,7 +196,7 @@ class MissPump:
     async def _have(self, view: Digest, extent: Extent) -> int | None:
         """None when the bytes are here, else the errno that the reader gets."""
         try:
-            await self._road.ensure(view, extent, demand=True, deadline_s=self._timeout_s)
+            await self._ensure(view, extent)
         except NoSpaceError as error:
             self._complain(view, extent, error)
             return errno.ENOSPC
@@ -208,6 +209,25 @@ class MissPump:
             log.exception("filling %s at %d failed", view, extent.offset)
             return errno.EIO
         return None
+
+    async def _ensure(self, view: Digest, extent: Extent) -> None:
+        """Until the deadline, also when the work was stopped under it.
+
+        That happens when somebody tries to drop a view that turns out to be in use.
+        """
+        until_s = self._clock.monotonic_s() + self._timeout_s
+        while True:
+            left_s = until_s - self._clock.monotonic_s()
+            try:
+                await self._road.ensure(view, extent, demand=True, deadline_s=left_s)
+            except DeadlineError:
+                raise
+            except UnavailableError:
+                if left_s <= STOPPED_S:
+                    raise
+                await self._clock.sleep(STOPPED_S)
+            else:
+                return
 
     def _complain(self, view: Digest, extent: Extent, error: EmberError) -> None:
         """One line for each view and kind of fault in ``LOG_EVERY_S``: storms stay readable."""

@@ -89,10 +89,9 @@ class Remover:
         if self._ingest.running(layer.blob, layer.diff_id):
             outcome.kept.append(f"layer {layer.blob}: in use, it is being indexed")
             return False
-        for mounted in self._mounts.of_view(layer.diff_id):
-            await self._mounts.detach(mounted)
         try:
-            freed = await self._views.drop(layer.diff_id)
+            async with self._mounts.without(layer.diff_id):
+                freed = await self._views.drop(layer.diff_id)
         except FailedPreconditionError:
             outcome.kept.append(f"layer {layer.blob}: in use by a running container")
             return False

@@ -11,7 +11,7 @@ import pytest
 
 from ioengine.guard import Miss, Orphan
 from snapshotter.content import Digest, Extent
-from snapshotter.errors import DeadlineError, EmberError, NoSpaceError
+from snapshotter.errors import DeadlineError, EmberError, NoSpaceError, UnavailableError
 from snapshotter.imagefs.misses import SAME_READ_S, MissPump
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.lazy import digest
@@ -265,5 +265,22 @@ async def test_the_parts_of_a_read_that_has_just_failed_fail_with_it_at_once() -
     await settle_down()
     assert sorted(guard.answers) == [(n, errno.EIO) for n in (1, 2, 3, 4)]
     assert [extent.offset for _, extent in road.wanted] == [0, 500_000]
+    await pump.stop()
+    guard.close()
+
+
+async def test_work_that_is_stopped_under_a_reader_is_taken_up_again() -> None:
+    guard, road, clock = FakeGuard(), Road(), HandClock()
+    road.error = UnavailableError("fetching was stopped")
+    pump = MissPump(guard, road, Views(), clock, 300)  # type: ignore[arg-type]
+    pump.start()
+    await settle_down()
+    guard.ask(miss(1))
+    await settle_down()
+    assert guard.answers == []
+    road.error = None
+    await clock.advance(1)
+    await settle_down()
+    assert guard.answers == [(1, 0)]
     await pump.stop()
     guard.close()
