@@ -18,7 +18,8 @@ DEEP = 1500
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = max(map(int, os.listdir("/proc/self/fd")))  # by what ran in this process before
+    # Besides those that are taken by what ran in this process before.
+    taken = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 256, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
