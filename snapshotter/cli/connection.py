@@ -49,9 +49,9 @@ class Daemon:
     def _explain(self, error: grpc.RpcError) -> NoReturn:
         code = error.code() if isinstance(error, grpc.Call) else None
         details = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
-        if code == grpc.StatusCode.UNAVAILABLE and (
-            not self._socket.exists() or "connect" in details.lower()
-        ):
+        # What the daemon itself answers begins with what it was doing, never like gRPC's own words.
+        alone = not self._socket.exists() or details.startswith("failed to connect")
+        if code == grpc.StatusCode.UNAVAILABLE and alone:
             fail(
                 f"no daemon answers at {self._socket}; start it with `ember serve`"
                 " or `systemctl start ember`, or name its configuration with --config",

@@ -21,7 +21,7 @@ from ioengine import mounts
 from snapshotter.content import Digest
 from snapshotter.errors import UnavailableError
 from snapshotter.image.index import LayerIndex
-from snapshotter.imagefs.metadata import MetadataImages
+from snapshotter.imagefs.metadata import MetadataImage, MetadataImages
 from snapshotter.imagefs.views import Views
 from snapshotter.snapshots.lazy import StackEntry
 
@@ -110,7 +110,7 @@ class LayerMounts:
         """
         loop = asyncio.get_running_loop()
         async with self._lock(index.diff_id):
-            image = await loop.run_in_executor(self._executor, self.metadata.of, index, below)
+            image = await self._image(index, below)
             again = sum(key == image.key for _, key in below)
             instance = f"{image.key}~{again}" if again else image.key
             mounted = self._mounted.get(instance)
@@ -120,11 +120,24 @@ class LayerMounts:
                     await self._views.guard(index)
                 target = self._free_target(instance)
                 mounted = Mounted(instance, target, index.layer, index.diff_id, guarded)
-                await loop.run_in_executor(self._executor, self._attach, mounted, image.path)
+                try:
+                    await loop.run_in_executor(self._executor, self._attach, mounted, image.path)
+                except UnavailableError as error:
+                    # A metadata image that was damaged on disk is made anew from the index, once.
+                    log.warning("%s; its metadata image is made anew", error)
+                    self.metadata.drop(index.layer.hex)
+                    image = await self._image(index, below)
+                    await loop.run_in_executor(self._executor, self._attach, mounted, image.path)
                 self._mounted[instance] = mounted
             await loop.run_in_executor(self._executor, _link, entry.directory, mounted.target)
             self._users.setdefault(mounted.target, set()).add(entry.directory)
         return image.key
+
+    async def _image(
+        self, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]
+    ) -> MetadataImage:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self.metadata.of, index, below)
 
     def _free_target(self, key: str) -> Path:
         number = 0

@@ -416,3 +416,43 @@ def test_commands_without_a_daemon_say_so_and_exit_with_3(fresh: Node) -> None:
         fresh.ember.command("images")
     with pytest.raises(grpc.RpcError):
         fresh.status()
+
+
+@pytest.mark.parametrize("what", ["index", "windows", "metadata", "presence", "view"])
+def test_a_file_that_was_cut_while_nobody_looked_costs_time_and_never_bytes(
+    fresh: Node, what: str
+) -> None:
+    case = noisy(f"cut{what}", size=400_000)
+    lazily(fresh, case)
+    with fresh.mounted(case.chain_id):
+        fresh.ember.complete()
+    fresh.ember.stop()
+    for target in layer_mounts(fresh):
+        unmount(target, detach=True)
+    folder, pattern = {
+        "index": ("index", "*.idx"),
+        "windows": ("index", "*.win"),
+        "metadata": ("metadata", "*.erofs"),
+        "presence": ("presence", "*"),
+        "view": ("views", "*"),
+    }[what]
+    for path in (fresh.ember.root / folder).glob(pattern):
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size // 2)
+    restart(fresh)
+    with fresh.mounted(case.chain_id) as root:
+        for name in case.rows:
+            assert ended_well(reader(root / name, sha256_of(case, name))) == ""
+
+
+def test_a_daemon_that_stands_still_holds_up_its_readers_and_nothing_else(fresh: Node) -> None:
+    case = noisy("still")
+    lazily(fresh, case)
+    name = min(case.rows)
+    with fresh.mounted(case.chain_id) as root:
+        os.kill(fresh.ember.pid, signal.SIGSTOP)
+        waiting = reader(root / name, sha256_of(case, name))
+        time.sleep(2)
+        assert waiting.poll() is None
+        os.kill(fresh.ember.pid, signal.SIGCONT)
+        assert ended_well(waiting) == ""
