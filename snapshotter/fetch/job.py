@@ -125,7 +125,7 @@ class Job:
             while self.left():
                 async with self._crew.slots.hold(self._ticket):
                     before = self.left()
-                    wait_s = await self._round()
+                    wait_s = await self._round_with_room()
                 after = set(self.left())
                 if self.lasting and after and not self._board.waited_for:
                     return  # the next one who asks starts it again
@@ -141,6 +141,19 @@ class Job:
         finally:
             self._board.dismiss(self)
             self._ended(self)
+
+    async def _round_with_room(self) -> float | None:
+        """A round; again if background work found no room and somebody waits for it by now.
+
+        Background work leaves the last of the room alone, readers may have it.
+        """
+        in_background = not self.demand
+        try:
+            return await self._round()
+        except NoSpaceError:
+            if in_background and self.demand:
+                return await self._round()
+            raise
 
     async def _round(self) -> float | None:
         """Ask every tier for every source, best first, until one has brought what is left.

@@ -222,7 +222,7 @@ class Transfer:
             run = [held[at][1]]
             while at + len(run) < len(held) and held[at + len(run)][0] == first + len(run):
                 run.append(held[at + len(run)][1])
-            kept = await self._view.write_run(first, run, demand=False)
+            kept = await self._view.write_run(first, run, demand=self._ticket.demand)
             self._ledger.kept(tier.name, kept, demand=False)
             for number in range(first, first + len(run)):
                 self._arrived(number)

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 LOG_EVERY_S = 5.0
 SAME_READ_S = 1.0
 """A read that is denied asks again for its parts at once (readahead, then page by page): for so
-long those get the same answer, or one read(2) would wait for several times ``miss_timeout``."""
+long those get the same answer, or one read(2) would wait for several times ``miss_timeout``. Only
+what failed after a wait is kept so: a full disk says so at once, and may soon have room again."""
 RECENT_FAILURES = 4096
 STOPPED_S = 0.1
 AHEAD_AT_ONCE = 64
@@ -186,7 +187,7 @@ class MissPump:
             if now_s < until_s:
                 return failure
         denied = await self._have(view, extent)
-        if denied is not None:
+        if denied is not None and self._clock.monotonic_s() - now_s >= SAME_READ_S:
             if len(self._failures) > RECENT_FAILURES:
                 self._failures.clear()
             until_s = self._clock.monotonic_s() + SAME_READ_S

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from snapshotter.chunks.space import SpaceLimits
 from snapshotter.content import Digest, Extent
 from snapshotter.errors import DeadlineError, NotFoundError, UnavailableError
 from tests.fakes.hand_clock import HandClock
@@ -265,6 +266,27 @@ async def test_a_demand_read_promotes_queued_background_work(bench: Bench) -> No
     assert await urgent == PLAIN[204_800:204_900]
     await asyncio.gather(*asks)
     assert len(bench.tier.asked) == 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_reader_gets_the_room_that_background_work_must_leave(
+    bench: Bench, form: str
+) -> None:
+    urgent: list[asyncio.Task[bytes]] = []
+
+    async def somebody_comes(length_bytes: int) -> int:
+        urgent.append(asyncio.create_task(bench.read(view, 120_000, 100)))
+        await asyncio.sleep(0.01)
+        return 0
+
+    await bench.close()
+    bench.evict = somebody_comes
+    await bench.open(space=SpaceLimits(ballast_bytes=0, keep_free_bytes=1 << 60))
+    view = bench.layers.add(PLAIN, FORMS[form](PLAIN), bench.tiers)
+    ahead = asyncio.create_task(bench.read(view, 100_000, 50_000, demand=False))
+    await until(lambda: bool(urgent))
+    assert await urgent[0] == PLAIN[120_000:120_100]
+    await asyncio.gather(ahead, *urgent)
 
 
 async def test_background_work_does_not_start_while_somebody_waits(bench: Bench) -> None:

@@ -145,11 +145,36 @@ async def test_a_miss_that_cannot_be_filled_is_denied_and_asked_again_later(
     guard.ask(miss(1))
     await settle_down()
     road.error = None
-    await clock.advance(SAME_READ_S + 0.1)
     guard.ask(miss(2))
     await settle_down()
     assert guard.answers == [(1, number), (2, 0)]
     assert (pump.counts.asked, pump.counts.filled, pump.counts.failed) == (2, 1, 1)
+    await pump.stop()
+    guard.close()
+
+
+async def test_parts_of_a_read_that_waited_in_vain_fail_with_it_for_a_moment() -> None:
+    guard, road, clock = FakeGuard(), Road(), HandClock()
+    road.error = DeadlineError("no source")
+    pump = MissPump(guard, road, Views(), clock, 300)  # type: ignore[arg-type]
+    pump.start()
+    await settle_down()
+    road.gate.clear()
+    guard.ask(miss(1, offset=0, length=131_072))
+    await settle_down()
+    await clock.advance(300)
+    road.gate.set()
+    await settle_down()
+    guard.ask(miss(2, offset=0, length=4096), miss(3, offset=65_536, length=4096))
+    guard.ask(miss(4, offset=500_000, length=4096))
+    await settle_down()
+    assert sorted(guard.answers) == [(n, errno.EIO) for n in (1, 2, 3, 4)]
+    assert [extent.offset for _, extent in road.wanted] == [0, 500_000]
+    road.error = None
+    await clock.advance(SAME_READ_S + 0.1)
+    guard.ask(miss(5, offset=0, length=4096))
+    await settle_down()
+    assert guard.answers[4:] == [(5, 0)]
     await pump.stop()
     guard.close()
 
@@ -248,23 +273,6 @@ async def test_nothing_is_read_ahead_of_a_miss_that_failed() -> None:
     guard.ask(miss(1))
     await settle_down()
     assert road.ahead == []
-    await pump.stop()
-    guard.close()
-
-
-async def test_the_parts_of_a_read_that_has_just_failed_fail_with_it_at_once() -> None:
-    guard, road = FakeGuard(), Road()
-    road.error = DeadlineError("no source")
-    pump = pump_of(guard, road)
-    pump.start()
-    await settle_down()
-    guard.ask(miss(1, offset=0, length=131_072))
-    await settle_down()
-    guard.ask(miss(2, offset=0, length=4096), miss(3, offset=65_536, length=4096))
-    guard.ask(miss(4, offset=500_000, length=4096))
-    await settle_down()
-    assert sorted(guard.answers) == [(n, errno.EIO) for n in (1, 2, 3, 4)]
-    assert [extent.offset for _, extent in road.wanted] == [0, 500_000]
     await pump.stop()
     guard.close()
 
