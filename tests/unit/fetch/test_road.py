@@ -276,7 +276,8 @@ async def test_a_reader_gets_the_room_that_background_work_must_leave(
 
     async def somebody_comes(length_bytes: int) -> int:
         urgent.append(asyncio.create_task(bench.read(view, 120_000, 100)))
-        await asyncio.sleep(0.01)
+        for _ in range(20):
+            await asyncio.sleep(0)
         return 0
 
     await bench.close()
