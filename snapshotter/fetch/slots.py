@@ -15,12 +15,14 @@ from contextlib import asynccontextmanager
 class Ticket:
     """One fetch's place; ``demand`` may turn true at any time, by Slots.promote()."""
 
-    __slots__ = ("demand", "running", "turn")
+    __slots__ = ("aside", "demand", "running", "turn")
 
     def __init__(self, *, demand: bool) -> None:
         self.demand = demand
         self.running = False
         self.turn: asyncio.Future[None] | None = None
+        self.aside = asyncio.Event()
+        """Clear while the fetch stands aside."""
 
 
 class Slots:
@@ -30,8 +32,7 @@ class Slots:
         self._limits = {True: demand_slots, False: background_slots}
         self._running = {True: 0, False: 0}
         self._queues: dict[bool, deque[Ticket]] = {True: deque(), False: deque()}
-        self._calm = asyncio.Event()
-        self._calm.set()
+        self._aside: set[Ticket] = set()
 
     @property
     def running(self) -> int:
@@ -65,17 +66,26 @@ class Slots:
             self._queues[False].remove(ticket)
             self._queues[True].append(ticket)
         ticket.demand = True
+        ticket.aside.set()
         self._next()
 
     async def give_way(self, ticket: Ticket, most_s: float) -> None:
         """A background fetch stands aside while demand runs, but no longer than ``most_s``."""
-        if ticket.demand or self._calm.is_set():
+        if ticket.demand or not self._is_busy:
             return
+        ticket.aside.clear()
+        self._aside.add(ticket)
         try:
             async with asyncio.timeout(most_s):
-                await self._calm.wait()
+                await ticket.aside.wait()
         except TimeoutError:
             return
+        finally:
+            self._aside.discard(ticket)
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._running[True] or self._queues[True])
 
     async def _acquire(self, ticket: Ticket) -> None:
         ticket.turn = asyncio.get_running_loop().create_future()
@@ -97,10 +107,10 @@ class Slots:
     def _next(self) -> None:
         """Let in whoever may run now."""
         self._admit(demand=True)
-        if self._running[True] or self._queues[True]:
-            self._calm.clear()
+        if self._is_busy:
             return
-        self._calm.set()
+        for ticket in self._aside:
+            ticket.aside.set()
         self._admit(demand=False)
 
     def _admit(self, *, demand: bool) -> None:

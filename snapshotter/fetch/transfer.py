@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import islice
 
 from snapshotter.chunks.offload import offload, over
 from snapshotter.chunks.view import View
@@ -29,16 +31,20 @@ from snapshotter.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 
-_PIECE_BYTES = 32 * 1024
 _AHEAD_BYTES = 1024 * 1024
+_LATER_CHUNKS = 64
+_WRITE_CHUNKS = 16
+_LINGER_S = 0.0003
+"""How long a chunk that somebody waits for is kept to be told of together with its neighbours."""
 
 
 @dataclass(slots=True)
-class _BatchPut:
-    """What became of a batch: chunks (new or not) not told of yet, those without room, the end."""
+class _Step:
+    """What became of some chunks: those that are here (new or not), those without room, the end."""
 
-    quiet: list[tuple[int, bool]] = field(default_factory=list)
+    kept: list[tuple[int, bool]] = field(default_factory=list)
     full: list[tuple[int, bytes]] = field(default_factory=list)
+    ended: bool = False
     error: EmberError | None = None
 
 
@@ -66,8 +72,11 @@ class Transfer:
         self._arrived = arrived
         self._is_wanted = is_wanted
         self._held: list[tuple[int, bytes]] = []
+        self._coming: Iterator[tuple[int, bytes]] | None = None
+        self._later: list[tuple[int, bytes]] = []
         self._inbox: list[bytes] = []
         self._inbox_bytes = 0
+        self._taken = asyncio.Event()
 
     async def ranges(
         self, tier: Tier, source: LayerSource, blob: BlobRef, chunks: Sequence[int]
@@ -82,12 +91,8 @@ class Transfer:
             self.in_offset = decoder.in_offset
             extent = Extent(decoder.in_offset, decoder.span.in_end - decoder.in_offset)
             try:
-                if extent.length > 0:
-                    pieces = tier.read(blob, extent, demand=self._ticket.demand)
-                    await self._pump(tier, decoder, pieces)
-                else:
-                    await self._consume(tier, decoder, [b""])  # all it needs was read before
-                    await self._write_held(tier)
+                pieces = tier.read(blob, extent, demand=self._ticket.demand)
+                await self._pump(tier, decoder, pieces)
             except CorruptError:
                 decoder.failed = True
                 raise
@@ -133,7 +138,11 @@ class Transfer:
             async with aclosing(pieces):
                 async for piece in pieces:
                     self._ledger.received(tier.name, len(piece), demand=self._ticket.demand)
-                    if work is not None and (work.done() or self._inbox_bytes >= _AHEAD_BYTES):
+                    full = self._inbox_bytes >= _AHEAD_BYTES
+                    if full and work is not None and not work.done():
+                        self._taken.clear()
+                        await self._taken.wait()
+                    if work is not None and work.done():
                         await work
                         work = None
                     if decoder.done:
@@ -146,71 +155,103 @@ class Transfer:
             if work is not None:
                 await work
             await self._write_held(tier)
+        except EmberError:
+            if work is not None:  # what came before the tier broke off is kept
+                await asyncio.wait({work})
+            raise
         finally:
             if work is not None:
                 work.cancel()
                 await over(work)
-            self._inbox, self._inbox_bytes = [], 0
+            self._clear(decoder)
+
+    def _clear(self, decoder: Decoder) -> None:
+        if self._coming is not None:  # left half-way: the decoder is of no use any more
+            decoder.failed = True
+            self._coming = None
+        self._inbox, self._inbox_bytes = [], 0
+        self._later.clear()
 
     async def _work(self, tier: Tier, decoder: Decoder) -> None:
-        """Consume the inbox until it is empty."""
-        while self._inbox and not decoder.done:
-            batch, self._inbox, self._inbox_bytes = self._inbox, [], 0
-            await self._consume(tier, decoder, batch)
-            self.in_offset = decoder.in_offset
-
-    async def _consume(self, tier: Tier, decoder: Decoder, batch: Sequence[bytes]) -> None:
-        if not self._ticket.demand:
-            self._held += await offload(
-                self._crew.background_pool, lambda: list(_decode(decoder, batch))
-            )
-            if len(self._held) >= self._crew.limits.write_run_chunks:
-                await self._write_held(tier)
-            return
-        await self._write_held(tier)
-        loop, told = asyncio.get_running_loop(), partial(self._told, tier.name)
-
-        def tell(number: int, fresh: bool) -> None:
-            loop.call_soon_threadsafe(told, number, fresh)
-
-        batch_put = await offload(
-            self._crew.demand_pool, self._decode_and_put, decoder, batch, tell
-        )
-        for number, fresh in batch_put.quiet:
-            self._told(tier.name, number, fresh)
-        self._view.settle()
-        for number, data in batch_put.full:
-            fresh = await self._view.write(number, data, demand=True)
-            self._told(tier.name, number, fresh)
-        if batch_put.error is not None:
-            raise batch_put.error
-
-    def _decode_and_put(
-        self, decoder: Decoder, batch: Sequence[bytes], tell: Callable[[int, bool], object]
-    ) -> _BatchPut:
-        """In a thread: decode, verify, write.
-
-        Who waits for a chunk is told at once; the others are left to the end of the batch, since
-        each wake-up costs both threads the time of a chunk.
-        """
-        result = _BatchPut()
+        """Decode and keep what is in the inbox until it is empty."""
         try:
-            for number, data in _decode(decoder, batch):
-                try:
-                    fresh = self._view.put(number, data)
-                except NoSpaceError:
-                    result.full.append((number, data))
-                    continue
-                if self._is_wanted(number):
-                    tell(number, fresh)
+            while True:
+                if self._coming is None or decoder.done:
+                    batch, self._inbox, self._inbox_bytes = self._inbox, [], 0
+                    self._taken.set()
+                    if batch and not decoder.done:
+                        self._coming = _decode(decoder, batch)
+                if self._coming is None and not self._later:
+                    return
+                if self._ticket.demand:
+                    await self._keep_urgently(tier)
                 else:
-                    result.quiet.append((number, fresh))
-        except EmberError as error:
-            result.error = error
-        return result
+                    await self._gather(tier)
+                self.in_offset = decoder.in_offset
+        finally:
+            self._taken.set()
 
-    def _told(self, tier_name: str, number: int, fresh: bool) -> None:
-        self._ledger.kept(tier_name, int(fresh), demand=True)
+    async def _gather(self, tier: Tier) -> None:
+        """In the background: some chunks more, written when there are enough for a run."""
+        coming, most = self._coming or iter(()), self._crew.limits.write_run_chunks
+        some = await offload(self._crew.background_pool, lambda: list(islice(coming, most)))
+        if len(some) < most:
+            self._coming = None
+        self._held += some
+        if len(self._held) >= most:
+            await self._write_held(tier)
+
+    async def _keep_urgently(self, tier: Tier) -> None:
+        """For readers: some chunks more, written through the page cache and told of."""
+        await self._write_held(tier)
+        step = await offload(self._crew.demand_pool, self._step, self._coming or iter(()))
+        if step.ended:
+            self._coming = None
+        for number, fresh in step.kept:
+            self._told(tier, number, fresh)
+        self._view.settle()
+        for number, data in step.full:
+            self._told(tier, number, await self._view.write(number, data, demand=True))
+        if step.error is not None:
+            raise step.error
+
+    def _step(self, coming: Iterator[tuple[int, bytes]]) -> _Step:
+        """In a thread: decode, verify, write; first what somebody waits for.
+
+        The thread goes back to the loop soon after such a chunk is here, since the loop could not
+        tell anybody while the thread goes on: it would have to wait for the interpreter's lock.
+        The other chunks are written when nobody waits or nothing is left to decode.
+        """
+        step, later, due_s = _Step(), self._later, math.inf
+        try:
+            for number, data in coming:
+                if self._is_wanted(number):
+                    self._put(number, data, step)
+                    due_s = min(due_s, time.monotonic() + _LINGER_S)
+                else:
+                    later.append((number, data))
+                if time.monotonic() >= due_s:
+                    return step
+                if len(later) >= _LATER_CHUNKS:
+                    break
+            else:
+                step.ended = True
+            if math.isinf(due_s) and (len(later) >= _LATER_CHUNKS or not self._inbox):
+                some, self._later = later[:_WRITE_CHUNKS], later[_WRITE_CHUNKS:]
+                for number, data in some:
+                    self._put(number, data, step)
+        except EmberError as error:
+            step.error = error
+        return step
+
+    def _put(self, number: int, data: bytes, step: _Step) -> None:
+        try:
+            step.kept.append((number, self._view.put(number, data)))
+        except NoSpaceError:
+            step.full.append((number, data))
+
+    def _told(self, tier: Tier, number: int, fresh: bool) -> None:
+        self._ledger.kept(tier.name, int(fresh), demand=True)
         self._arrived(number)
 
     async def _write_held(self, tier: Tier) -> None:
@@ -232,9 +273,4 @@ class Transfer:
 def _decode(decoder: Decoder, batch: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
     """The chunks that come out of ``batch``, each as soon as it is whole."""
     for piece in batch:
-        rest = memoryview(piece)
-        while not decoder.done:
-            yield from decoder.feed(rest[:_PIECE_BYTES])
-            rest = rest[_PIECE_BYTES:]
-            if not rest:
-                break
+        yield from decoder.chunks(piece)

@@ -236,7 +236,7 @@ async def test_an_origin_without_ranges_is_streamed_once_for_all(bench: Bench) -
     assert sum(ask.extent is None for ask in bench.tier.asked) == 1
     opened = bench.store.get(view)
     assert opened is not None
-    assert opened.complete
+    await until(lambda: opened.complete)
 
 
 async def test_a_lasting_stream_survives_its_first_reader(bench: Bench) -> None:
@@ -395,3 +395,36 @@ async def test_metrics_count_what_came_from_where(bench: Bench) -> None:
     assert 'ember_tier_bytes_total{purpose="demand",tier="fake"} 8192.0' in text
     assert 'ember_tier_chunks_total{purpose="demand",tier="fake"} 2.0' in text
     assert 'ember_asks_total{purpose="demand",result="hit"} 1.0' in text
+
+
+@pytest.mark.parametrize("demand", [True, False])
+@pytest.mark.parametrize("form", ["plain", "gzip"])
+async def test_a_tier_faster_than_the_disk_is_held_back(
+    bench: Bench, form: str, demand: bool
+) -> None:
+    plain = text(6_000_000, seed=4)
+    bench.tiers.append(FakeTier("fast", piece_bytes=900_000))
+    await bench.close()
+    await bench.open()
+    view = bench.layers.add(plain, FORMS[form](plain), bench.tiers[1:])
+    assert await bench.read(view, 0, len(plain), demand=demand) == plain
+
+
+async def test_what_came_before_a_tier_broke_off_is_kept(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.script = ["short"]
+    assert await bench.read(view, 0, 200_000) == PLAIN[:200_000]
+    again = [ask.extent for ask in bench.tier.asked if ask.extent is not None]
+    assert again[0].offset == 0
+    assert again[1].offset >= 90_000
+
+
+async def test_a_layer_of_zeros_does_not_come_out_all_at_once(bench: Bench) -> None:
+    plain = bytes(40_000_000)
+    view = bench.layers.add(plain, member(plain), bench.tiers)
+    for demand, offset in ((True, 0), (True, 39_000_000), (False, 20_000_000)):
+        assert await bench.read(view, offset, 100_000, demand=demand) == bytes(100_000)
+    await bench.road.complete(view)
+    opened = bench.store.get(view)
+    assert opened is not None
+    assert opened.complete
