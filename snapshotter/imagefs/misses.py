@@ -18,10 +18,10 @@ from ioengine.guard import Guard, Miss, Orphan
 from snapshotter.clock import Clock
 from snapshotter.content import CHUNK_BYTES, Digest, Extent
 from snapshotter.errors import DeadlineError, EmberError, NoSpaceError, UnavailableError
+from snapshotter.imagefs.complaints import Complaints
 
 log = logging.getLogger(__name__)
 
-LOG_EVERY_S = 5.0
 SAME_READ_S = 1.0
 """A read that is denied asks again for its parts at once (readahead, then page by page): for so
 long those get the same answer, or one read(2) would wait for several times ``miss_timeout``. Only
@@ -85,7 +85,7 @@ class MissPump:
         self._ahead = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._beginning: asyncio.Task[None] | None = None
-        self._logged: dict[str, float] = {}
+        self._complaints = Complaints(clock)
         self.counts = MissCounts()
 
     def start(self) -> None:
@@ -109,6 +109,7 @@ class MissPump:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._guard.stop()
+        self._complaints.close()
 
     async def settle_orphans(self) -> int:
         """Answer what a dead daemon left; returns how many there were."""
@@ -117,20 +118,34 @@ class MissPump:
         return len(orphans)
 
     async def _settle(self, orphan: Orphan) -> None:
-        known = await self._views.by_inode(orphan.inode) if orphan.inode else None
+        try:
+            known = await self._views.by_inode(orphan.inode) if orphan.inode else None
+        except (EmberError, OSError) as error:
+            log.error("whose view inode %d is can't be told: %s", orphan.inode, error)
+            known = None
         views = [known] if known is not None else list(self._views.incomplete())
-        error = 0
+        answer = 0
         for view in views:
-            extent = await self._clip(view, orphan.offset, orphan.length)
-            failure = None if extent is None else await self._have(view, extent)
-            error = error or failure or 0
-        self._guard.settle(orphan, error)
+            extent, failure = await self._clip(view, orphan.offset, orphan.length)
+            if extent is not None:
+                failure = await self._have(view, extent)
+            answer = answer or failure or 0
+        self._guard.settle(orphan, answer)
 
-    async def _clip(self, view: Digest, offset: int, length: int | None) -> Extent | None:
-        """The range inside the view; without a length all that follows. None: nothing to fill."""
-        end = await self._views.length(view)
+    async def _clip(
+        self, view: Digest, offset: int, length: int | None
+    ) -> tuple[Extent | None, int | None]:
+        """The range inside the view (None: nothing to fill), or the errno that its reader gets.
+
+        Without a ``length`` it is all that follows.
+        """
+        try:
+            end = await self._views.length(view)
+        except (EmberError, OSError) as error:
+            self._complaints.add(view, Extent(offset, length or 0), str(error))
+            return None, errno.EIO
         stop = end if length is None else min(offset + length, end)
-        return Extent(offset, stop - offset) if stop > offset else None
+        return (Extent(offset, stop - offset) if stop > offset else None), None
 
     def _collect(self) -> None:
         for miss in self._guard.misses():
@@ -141,13 +156,14 @@ class MissPump:
     async def _answer(self, miss: Miss) -> None:
         self.counts.asked += 1
         began_s = self._clock.monotonic_s()
-        view = await self._views.by_inode(miss.inode) if miss.inode else None
+        view = await self._view_of(miss)
         if view is None:
-            log.error("pid %d reads an unknown view file (inode %d); denied", miss.pid, miss.inode)
+            self.counts.failed += 1
             self._guard.deny(miss, errno.EIO)
             return
-        extent = await self._clip(view, miss.offset, miss.length)
-        failure = None if extent is None else await self._try(view, extent)
+        extent, failure = await self._clip(view, miss.offset, miss.length)
+        if extent is not None:
+            failure = await self._try(view, extent)
         waited_s = self._clock.monotonic_s() - began_s
         self.counts.waited_s += waited_s
         self.counts.longest_s = max(self.counts.longest_s, waited_s)
@@ -160,6 +176,24 @@ class MissPump:
             self.counts.failed += 1
             self._guard.deny(miss, failure)
 
+    async def _view_of(self, miss: Miss) -> Digest | None:
+        """Whose file it is; None, said in the log, if nobody's or if that can't be found out."""
+        why = "no view is known by this file"
+        try:
+            view = await self._views.by_inode(miss.inode) if miss.inode else None
+        except (EmberError, OSError) as error:
+            view, why = None, str(error)
+        if view is None:
+            log.error(
+                "process %d gets an error for bytes %d to %d of an unknown file (inode %d): %s",
+                miss.pid,
+                miss.offset,
+                miss.offset + miss.length,
+                miss.inode,
+                why,
+            )
+        return view
+
     async def _read_ahead(self, view: Digest, offset: int) -> None:
         """What follows a miss is likely to be read next, and its decoder stands right there.
 
@@ -167,7 +201,7 @@ class MissPump:
         """
         if not self._ahead_bytes or self._ahead >= AHEAD_AT_ONCE:
             return
-        extent = await self._clip(view, offset, self._ahead_bytes)
+        extent, _ = await self._clip(view, offset, self._ahead_bytes)
         if extent is None:
             return
         self._ahead += 1
@@ -199,15 +233,16 @@ class MissPump:
         try:
             await self._ensure(view, extent)
         except NoSpaceError as error:
-            self._complain(view, extent, error)
+            self._complaints.add(view, extent, str(error))
             return errno.ENOSPC
         except EmberError as error:
-            self._complain(view, extent, error)
+            self._complaints.add(view, extent, str(error))
             return errno.EIO
         except asyncio.CancelledError:
             raise
-        except Exception:
+        except Exception as error:
             log.exception("filling %s at %d failed", view, extent.offset)
+            self._complaints.add(view, extent, f"{type(error).__name__}: {error}")
             return errno.EIO
         return None
 
@@ -229,21 +264,3 @@ class MissPump:
                 await self._clock.sleep(STOPPED_S)
             else:
                 return
-
-    def _complain(self, view: Digest, extent: Extent, error: EmberError) -> None:
-        """One line for each view and kind of fault in ``LOG_EVERY_S``: storms stay readable."""
-        now_s = self._clock.monotonic_s()
-        key = f"{view} {type(error).__name__}"
-        last_s = self._logged.get(key)
-        if last_s is not None and now_s - last_s < LOG_EVERY_S:
-            return
-        if len(self._logged) > 1024:
-            self._logged.clear()
-        self._logged[key] = now_s
-        log.error(
-            "a reader of view %s gets an error for bytes %d to %d: %s",
-            view,
-            extent.offset,
-            extent.end,
-            error,
-        )

@@ -138,7 +138,8 @@ class Views:
 
     async def length(self, view: Digest) -> int:
         """Plain bytes of the view."""
-        return (await self.open(self._index(view))).length_bytes
+        opened = self._store.get(view) or await self.open(self._index(view))
+        return opened.length_bytes
 
     def incomplete(self) -> Sequence[Digest]:
         """The guarded views that lack something."""

@@ -61,12 +61,13 @@ Handler = Callable[[Seen], Awaitable[Answer]]
 
 
 class HttpServer:
-    """Serves `handle` on a free port of 127.0.0.1 while it is entered."""
+    """Serves `handle` on a free port of ``address`` while it is entered."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, address: str = "127.0.0.1") -> None:
         self.seen: list[Seen] = []
         self.connections = 0
         self._tls = tls
+        self._address = address
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -78,7 +79,7 @@ class HttpServer:
 
     @property
     def authority(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self._address}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -95,7 +96,7 @@ class HttpServer:
         """Listen; the second time on the same port as before."""
         self._stopping.clear()
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, ssl=self._tls, limit=1024 * 1024
+            self._serve, self._address, self.port, ssl=self._tls, limit=1024 * 1024
         )
         self.port = self._server.sockets[0].getsockname()[1]
 

@@ -65,8 +65,8 @@ def is_range(seen: Seen) -> bool:
 class FakeRegistry(HttpServer):
     """Serves what was added to it."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(tls)
+    def __init__(self, tls: ssl.SSLContext | None = None, address: str = "127.0.0.1") -> None:
+        super().__init__(tls, address)
         self.repositories: dict[str, Repository] = {}
         self.gate: Gate | None = None
         self._faults: list[_Fault] = []

@@ -7,131 +7,44 @@ registry is well again.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import ctypes
-import os
-import random
 import re
-import threading
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from tests.cases.images import OCI, ImageCase, as_it_is, digest, gzipped, image
+from tests.cases.images import ImageCase, as_it_is, digest, gzipped, image
 from tests.cases.layers import is_file
 from tests.cases.tars import file, layer
-from tests.fakes.gates import BasicGate, Storage, TokenGate
-from tests.fakes.registry import (
-    Change,
-    FakeRegistry,
-    answer_with,
-    cut,
-    flip,
-    header,
-    is_blob,
-    is_range,
+from tests.fakes.gates import Storage, TokenGate
+from tests.fakes.http_server import Seen
+from tests.fakes.registry import Change, answer_with, cut, flip, header, is_blob, is_range
+from tests.integration.registry_scene import (
+    MISS_S,
+    Scene,
+    noisy,
+    quick,
+    read_all,
+    scene_in,
 )
-from tests.integration.test_daemon_manners import node_on
-from tests.integration.test_node_faults import ended_well, reader, sha256_of
-from tests.node import Node
+from tests.integration.test_node_faults import ended_well, noise, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
-T = TypeVar("T")
-MISS_S = 4.0
-CLONE_NEWNET = 0x40000000
-
-
-class Registries:
-    """Faulty registries on the bed's link, served by a thread that has entered its namespace."""
-
-    def __init__(self, namespace: str) -> None:
-        self._namespace = namespace
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        assert self._ready.wait(10)
-
-    def _run(self) -> None:
-        descriptor = os.open(f"/run/netns/{self._namespace}", os.O_RDONLY)
-        assert ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET) == 0
-        os.close(descriptor)
-        self._loop = asyncio.new_event_loop()
-        self._loop.call_soon(self._ready.set)
-        self._loop.run_forever()
-
-    def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
-
-    def start(self) -> FakeRegistry:
-        registry = FakeRegistry()
-        self.do(registry.start())
-        return registry
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-
-
-def push(registry: FakeRegistry, case: ImageCase) -> str:
-    """Add the image; returns its reference."""
-    for content in case.contents:
-        registry.add_blob(case.repository, content)
-    for n, document in enumerate(case.documents):
-        tag = "1" if n == len(case.documents) - 1 else None
-        registry.add_manifest(case.repository, document, f"{OCI}.manifest.v1+json", tag)
-    return f"{registry.authority}/{case.repository}:1"
-
-
-class Scene:
-    """A node with a registry that can be made to misbehave."""
-
-    def __init__(self, node: Node, registries: Registries) -> None:
-        self.node = node
-        self.registries = registries
-        self.registry = registries.start()
-
-    def lazily(self, case: ImageCase) -> str:
-        """Have the image's index here and none of its bytes."""
-        reference = push(self.registry, case)
-        assert self.node.pull(reference).lazy_layers == 2
-        with self.node.mounted(case.chain_id):
-            pass
-        assert not self.node.drop(reference).kept
-        self.registry.seen.clear()
-        return reference
-
-    def log_since(self, mark: int) -> str:
-        return self.node.ember.log()[mark:]
+PAGE = "import os, sys; os.pread(os.open(sys.argv[1], os.O_RDONLY), 4096, int(sys.argv[2]))"
+HEADER_BYTES = 512
+"""A tar header: where the first file of a plain layer begins in its view."""
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    directory = tmp_path_factory.mktemp("registry-faults")
-    root = Path("/var/tmp") / f"ember-faults-{os.getpid()}"
-    more = f"[fetch]\nmiss_timeout = {MISS_S}\nreadahead = 0\n[registry]\nread_timeout = 2\n"
-    try:
-        with node_on(directory, root, more) as node:
-            registries = Registries(node.bed.name)
-            made = Scene(node, registries)
-            yield made
-            registries.do(made.registry.stop())
-            registries.stop()
-    finally:
-        leftovers(root)
-
-
-def leftovers(root: Path) -> None:
-    for path in sorted(root.rglob("*"), reverse=True):
-        with contextlib.suppress(OSError):
-            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-    with contextlib.suppress(OSError):
-        root.rmdir()
+    with scene_in(tmp_path_factory.mktemp("registry-faults")) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -140,18 +53,6 @@ def well_again(scene: Scene) -> Iterator[None]:
     yield
     scene.registry.heal()
     scene.registry.gate = None
-
-
-def noisy(name: str, size: int = 300_000) -> ImageCase:
-    files = {f"{name}-{n}": random.Random(f"{name}{n}").randbytes(size) for n in range(2)}
-    plains = [layer(file(key.encode(), data)) for key, data in files.items()]
-    rows = {key: is_file(data) for key, data in files.items()}
-    return image(name, [gzipped(plains[0]), as_it_is(plains[1])], rows)
-
-
-def read_all(scene: Scene, case: ImageCase, root: Path, limit_s: float = 40) -> list[str]:
-    readers = [reader(root / name, sha256_of(case, name)) for name in sorted(case.rows)]
-    return [ended_well(process, limit_s) for process in readers]
 
 
 PASSING: dict[str, tuple[Change, int]] = {
@@ -167,6 +68,9 @@ PASSING: dict[str, tuple[Change, int]] = {
     "hang in mid-body": (cut(1000, "hang"), 1),
     "206 without Content-Range": (header("Content-Range", None), 3),
     "206 with a lying Content-Range": (header("Content-Range", "bytes 0-9/10"), 3),
+    "206 of another length": (header("Content-Range", "bytes 0-9/9"), 2),
+    "an encoded body": (header("Content-Encoding", "gzip"), 2),
+    "a redirect to nowhere": (answer_with(307), 2),
     "a flipped byte": (flip(100), 2),
 }
 
@@ -202,9 +106,9 @@ def test_a_fault_that_lasts_is_an_error_with_its_reason_and_heals_in_the_same_mo
         said = read_all(scene, case, root)
         assert time.monotonic() - began_s < 2.5 * MISS_S
         assert all("Input/output error" in each for each in said), said
-        log = scene.log_since(mark)
-        assert re.search(r"a reader of view sha256:[0-9a-f]{64} gets an error for bytes \d+", log)
-        assert "registry" in log
+        complaints = scene.complaints(mark)
+        assert len({complaint.view for complaint in complaints}) == 2
+        assert all("registry" in complaint.why for complaint in complaints)
         scene.registry.heal()
         assert scene.node.until(lambda: read_all(scene, case, root) == ["", ""], 40)
 
@@ -281,16 +185,6 @@ def test_a_redirect_to_a_storage_host_keeps_authorization_at_home_and_outlives_i
         scene.registries.do(storage_server.stop())
 
 
-def test_an_image_that_ember_has_no_credentials_for_is_left_to_containerd_and_said_so(
-    scene: Scene,
-) -> None:
-    case = noisy("private")
-    push(scene.registry, case)
-    scene.registry.gate = BasicGate({"user": "pass:word"})
-    with pytest.raises(Exception, match=r"(?i)401|credential|unauthori"):
-        scene.node.pull(f"{scene.registry.authority}/{case.repository}:1")
-
-
 def test_a_blob_that_is_gone_leaves_what_is_here_and_names_what_is_not(scene: Scene) -> None:
     case = noisy("gone", size=1_000_000)
     scene.lazily(case)
@@ -300,7 +194,9 @@ def test_a_blob_that_is_gone_leaves_what_is_here_and_names_what_is_not(scene: Sc
         scene.registry.repositories[case.repository].blobs.clear()
         mark = len(scene.node.ember.log())
         assert "Input/output error" in ended_well(reader(root / second, sha256_of(case, second)))
-        assert re.search(r"(?i)404|not found|unknown", scene.log_since(mark))
+        complaints = scene.complaints(mark)
+        assert complaints
+        assert all(re.search(r"(?i)404|not found", each.why) for each in complaints)
         assert ended_well(reader(root / first, sha256_of(case, first))) == ""
 
 
@@ -315,48 +211,65 @@ def test_a_registry_that_is_down_and_up_again_costs_time_only(scene: Scene) -> N
         assert [ended_well(process) for process in waiting] == ["", ""]
 
 
-def test_a_hang_of_one_layer_holds_up_nobody_else(scene: Scene) -> None:
-    case = noisy("half hanging")
+def three_files(name: str) -> ImageCase:
+    """A gzip layer with one file, and a plain one with two that share no chunk."""
+    one, two, other = (noise(n, 300_000) for n in range(3))
+    below = layer(file(b"below", other))
+    above = layer(file(b"first", one), file(b"between", bytes(256 * 1024)), file(b"last", two))
+    rows = {"below": is_file(other), "first": is_file(one), "last": is_file(two)}
+    return image(name, [gzipped(below), as_it_is(above)], rows)
+
+
+def test_a_hang_holds_up_only_the_reads_that_need_it(scene: Scene) -> None:
+    case = three_files("hanging in part")
     scene.lazily(case)
-    hanging = digest(case.contents[0])
-    stored = {digest(content): content for content in case.contents}
-    assert hanging in stored
-    scene.registry.inject(cut(0, "hang"), lambda seen: is_range(seen) and hanging in seen.target)
+    above = digest(case.contents[1])
+
+    def in_first(seen: Seen) -> bool:
+        start = int(seen.headers.get("range", "bytes=0-").removeprefix("bytes=").split("-")[0])
+        return is_range(seen) and above in seen.target and start < 300_000
+
+    scene.registry.inject(cut(0, "hang"), in_first)
     with scene.node.mounted(case.chain_id) as root:
-        processes = {name: reader(root / name, sha256_of(case, name)) for name in case.rows}
-        began_s = time.monotonic()
-        done = [name for name in processes if quick(processes[name], 2.0)]
-        assert done, "nobody was served while one layer hung"
-        assert time.monotonic() - began_s < 5
+        waits = reader(root / "first", sha256_of(case, "first"))
+        time.sleep(0.2)
+        others = [reader(root / name, sha256_of(case, name)) for name in ("below", "last")]
+        assert [quick(process, 2.0) for process in others] == [True, True]
+        assert waits.poll() is None
         scene.registry.heal()
-        assert [ended_well(processes[name]) for name in processes if name not in done] in (
-            [""],
-            [],
-        )
+        assert ended_well(waits) == ""
 
 
-def quick(process: Any, limit_s: float) -> bool:
-    """Whether the reader ends well in so short a time; it is left alone if not."""
-    deadline_s = time.monotonic() + limit_s
-    while process.poll() is None and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return process.poll() == 0
+def page(path: Path, offset: int) -> subprocess.Popen[str]:
+    """A process that reads one page."""
+    words = [sys.executable, "-c", PAGE, str(path), str(offset)]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
 
 
-LIES: dict[str, Callable[[Scene, ImageCase], None]] = {
-    "a blob that lies about its digest": lambda scene, case: scene.registry.inject(
-        flip(50), lambda seen: is_blob(seen) and digest(case.contents[0]) in seen.target
-    ),
-}
+def test_every_read_that_fails_is_named_with_its_view_range_and_reason(scene: Scene) -> None:
+    case = noisy("failing in many places", size=1_000_000)
+    scene.lazily(case)
+    scene.registry.inject(answer_with(500), is_blob)
+    mark = len(scene.node.ember.log())
+    name = sorted(case.rows)[1]  # of the plain layer, whose view is the tar as it is
+    view = digest(case.contents[1])
+    offsets = (0, 300_000, 600_000, 900_000)
+    with scene.node.mounted(case.chain_id) as root:
+        reads = [page(root / name, offset) for offset in offsets]
+        assert all("Input/output error" in ended_well(read, 2.5 * MISS_S) for read in reads)
+        ours = [complaint for complaint in scene.complaints(mark) if complaint.view == view]
+        for offset in offsets:
+            at = HEADER_BYTES + offset
+            mine = [complaint for complaint in ours if complaint.start <= at < complaint.end]
+            assert mine, f"no line for the read at {offset}"
+            assert all("500" in complaint.why for complaint in mine)
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_first_pull_of_a_lie_shows_nothing_and_works_once_it_is_true(
-    scene: Scene, lie: str
-) -> None:
-    case = noisy(lie)
-    reference = push(scene.registry, case)
-    LIES[lie](scene, case)
+def test_a_first_pull_of_a_lie_shows_nothing_and_works_once_it_is_true(scene: Scene) -> None:
+    case = noisy("a blob that lies about its digest")
+    reference = scene.add(case)
+    lies = digest(case.contents[0])
+    scene.registry.inject(flip(50), lambda seen: is_blob(seen) and lies in seen.target)
     with pytest.raises(Exception, match=r"(?i)digest|corrupt|does not|refused|size|bytes"):
         scene.node.pull(reference)
         with scene.node.mounted(case.chain_id):

@@ -11,7 +11,13 @@ import pytest
 
 from ioengine.guard import Miss, Orphan
 from snapshotter.content import Digest, Extent
-from snapshotter.errors import DeadlineError, EmberError, NoSpaceError, UnavailableError
+from snapshotter.errors import (
+    DeadlineError,
+    EmberError,
+    NoSpaceError,
+    NotFoundError,
+    UnavailableError,
+)
 from snapshotter.imagefs.misses import SAME_READ_S, MissPump
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.lazy import digest
@@ -90,10 +96,14 @@ class Views:
 
     missing: tuple[Digest, ...] = (VIEW, OTHER)
 
+    error: Exception | None = None
+
     async def by_inode(self, inode: int) -> Digest | None:
         return {1: VIEW, 2: OTHER}.get(inode)
 
     async def length(self, view: Digest) -> int:
+        if self.error is not None:
+            raise self.error
         return LENGTH
 
     def incomplete(self) -> tuple[Digest, ...]:
@@ -290,5 +300,23 @@ async def test_work_that_is_stopped_under_a_reader_is_taken_up_again() -> None:
     await clock.advance(1)
     await settle_down()
     assert guard.answers == [(1, 0)]
+    await pump.stop()
+    guard.close()
+
+
+@pytest.mark.parametrize("error", [NotFoundError("no index"), OSError(errno.EIO, "disk")])
+async def test_a_view_that_cannot_be_opened_fails_its_readers_and_keeps_nobody_waiting(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard, road = FakeGuard(Orphan(5, 1, 0, 4096, 8)), Road()
+    pump = MissPump(guard, road, Views(error=error), HandClock(), 300)  # type: ignore[arg-type]
+    pump.start()
+    await settle_down()
+    assert guard.settled == [(5, errno.EIO)]
+    assert guard.started
+    guard.ask(miss(1))
+    await settle_down()
+    assert guard.answers == [(1, errno.EIO)]
+    assert f"a reader of view {VIEW} gets an error for bytes 4096 to 12288: {error}" in caplog.text
     await pump.stop()
     guard.close()
