@@ -16,9 +16,10 @@ from bench.bed.bed import Bed
 from bench.bed.image import Image, build
 from bench.bed.link import Shape
 from bench.bed.tiny import tiny_image
+from tests.cases.images import OCI, ImageCase
 from tests.fakes.gates import BasicGate
 from tests.fakes.registry import FakeRegistry
-from tests.integration.test_registry_faults import Registries, noisy, push
+from tests.integration.registry_scene import Registries, noisy
 from tests.node import Node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -229,6 +230,15 @@ def test_the_image_file_system_is_told_for_the_kubelets_collector(kubelet: Kubel
     info = kubelet.cri.call("Image", "ImageFsInfo")
     usage = field(info, 1)
     assert field(field(usage, 2), 1)
+
+
+def push(registry: FakeRegistry, case: ImageCase) -> str:
+    """Add the image; returns its reference."""
+    for content in case.contents:
+        registry.add_blob(case.repository, content)
+    kind = f"{OCI}.manifest.v1+json"
+    registry.add_manifest(case.repository, case.documents[-1], kind, "1")
+    return f"{registry.authority}/{case.repository}:1"
 
 
 @pytest.fixture
