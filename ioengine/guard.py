@@ -2,8 +2,9 @@
 
 The C thread (csrc/guard_thread.c) answers what is readable without the GIL; the rest comes out of
 ``misses()``. Group and journal are held by the keeper too, so they outlive this process.
-Invariant: the group is never marked before the keeper holds it, and never read before every event
-that a predecessor left behind is settled. This module must not know a digest or a file's name.
+Invariant: the group is never marked before the keeper holds it, and never read while a new event
+could get the number of one that a predecessor left behind. This module must not know a digest or a
+file's name.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Orphan:
     """An event that a predecessor took and did not answer before it died.
 
     ``inode`` is None if it died before it noted the file: then the range may be of any view.
-    ``length`` is None if the kernel named no range: then it is the whole file.
+    ``length`` is None if the kernel named no range: then it is the whole file. ``reserved``: no
+    new event can get its number; one that isn't must be settled before ``start()``.
     """
 
     entry: int
@@ -61,6 +63,7 @@ class Orphan:
     offset: int
     length: int | None
     pid: int
+    reserved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ class Guard:
         self.orphans = [other for other in self.orphans if other != orphan]
 
     def start(self) -> None:
-        """Begin to take events; OSError (EBUSY) while an orphan is not settled."""
+        """Begin to take events; OSError (EBUSY) while an unreserved orphan is not settled."""
         check(lib.ember_guard_start(self._ptr()), "cannot start the guard's thread")
 
     def stop(self) -> None:
@@ -285,6 +288,7 @@ class Guard:
                 offset=o.offset,
                 length=None if o.whole else o.length,
                 pid=o.pid,
+                reserved=bool(o.reserved),
             )
             for o in (out[i] for i in range(found))
         ]

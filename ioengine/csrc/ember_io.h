@@ -70,6 +70,7 @@ typedef struct {
 	int32_t descriptor;  /* the number by which the kernel knows the event */
 	int32_t pid;
 	uint32_t whole;
+	uint32_t reserved;   /* 1: no new event can get its number, so it may be settled later */
 } ember_orphan;
 
 typedef struct {
@@ -106,7 +107,7 @@ int ember_guard_ignore(ember_guard *guard, int descriptor, int on);
 int ember_guard_orphans(ember_guard *guard, ember_orphan *out, uint32_t capacity);
 /* error 0 lets the orphan's reader go on; else EIO, EAGAIN, ENOSPC, … as fanotify allows. */
 int ember_guard_settle(ember_guard *guard, uint32_t entry, int error);
-/* Starts the thread; -EBUSY while an orphan is not settled, -EALREADY if it runs. */
+/* Starts the thread; -EBUSY while an unreserved orphan is not settled, -EALREADY if it runs. */
 int ember_guard_start(ember_guard *guard);
 /* Stops the thread; what is unanswered stays so, for a later start or a successor. */
 int ember_guard_stop(ember_guard *guard);

@@ -62,6 +62,39 @@ void guard_silence(int eventfd)
 	(void)ignored;
 }
 
+/*
+ * An answer names its event by a number only, and the oldest event of that number gets it. While
+ * we hold the number ourselves the kernel gives it to no new event, so that the orphan can wait as
+ * long as it must. False if something else has the number here, or if it is beyond the limit.
+ */
+static bool reserve(const ember_guard *guard, int descriptor)
+{
+	int got = fcntl(guard->wake, F_DUPFD_CLOEXEC, descriptor);
+
+	if (got >= 0 && got != descriptor)
+		close(got);
+	return got == descriptor;
+}
+
+static void adopt(ember_guard *guard, uint32_t entry, int descriptor)
+{
+	guard->entries[entry].state = ENTRY_ORPHAN;
+	guard->entries[entry].reserved = reserve(guard, descriptor);
+	if (!guard->entries[entry].reserved)
+		guard->unreserved++;
+	guard->counts.orphans++;
+}
+
+/* The number of an orphan that is settled, or left to a successor, may be given out again. */
+static void release(ember_guard *guard, uint32_t entry, int descriptor)
+{
+	if (guard->entries[entry].reserved)
+		close(descriptor);
+	else
+		guard->unreserved--;
+	guard->entries[entry].reserved = false;
+}
+
 /* Under the lock: the journal's word on what is taken already. Fills the list of free slots. */
 static void find_orphans(ember_guard *guard)
 {
@@ -73,11 +106,11 @@ static void find_orphans(ember_guard *guard)
 
 		for (half = 0; half < events; half++) {
 			uint32_t entry = slot * 2 + half;
+			int descriptor = journal_event(&guard->journal, entry).descriptor;
 
-			if (journal_event(&guard->journal, entry).descriptor < 0)
+			if (descriptor < 0)
 				continue;
-			guard->entries[entry].state = ENTRY_ORPHAN;
-			guard->counts.orphans++;
+			adopt(guard, entry, descriptor);
 			alive++;
 		}
 		if (events && !alive)
@@ -140,9 +173,14 @@ void ember_guard_close(ember_guard *guard)
 		return;
 	ember_guard_stop(guard);
 	/* What waits stays in the journal; whoever joins next finds it there as an orphan. */
-	for (entry = 0; guard->entries && entry < guard->journal.count * 2; entry++)
+	for (entry = 0; guard->entries && entry < guard->journal.count * 2; entry++) {
+		int descriptor = journal_event(&guard->journal, entry).descriptor;
+
 		if (guard->entries[entry].state == ENTRY_WAITING)
-			close(journal_event(&guard->journal, entry).descriptor);
+			close(descriptor);
+		else if (guard->entries[entry].state == ENTRY_ORPHAN)
+			release(guard, entry, descriptor);
+	}
 	journal_unmap(&guard->journal);
 	if (guard->wake >= 0)
 		close(guard->wake);
@@ -219,6 +257,7 @@ int ember_guard_orphans(ember_guard *guard, ember_orphan *out, uint32_t capacity
 			.descriptor = event.descriptor,
 			.pid = event.pid,
 			.whole = event.whole,
+			.reserved = guard->entries[entry].reserved,
 		};
 	}
 	pthread_mutex_unlock(&guard->lock);
@@ -227,19 +266,21 @@ int ember_guard_orphans(ember_guard *guard, ember_orphan *out, uint32_t capacity
 
 int ember_guard_settle(ember_guard *guard, uint32_t entry, int error)
 {
-	int ret = -ESTALE;
+	int descriptor, ret = -ESTALE;
 
 	if (entry >= guard->journal.count * 2)
 		return -EINVAL;
-	/* Held over the write: orphans are few, and nothing else goes on before they are settled. */
+	/* Held over the write: orphans are few. */
 	pthread_mutex_lock(&guard->lock);
 	if (guard->entries[entry].state != ENTRY_ORPHAN)
 		goto out;
-	ret = respond(guard, journal_event(&guard->journal, entry).descriptor, error);
+	descriptor = journal_event(&guard->journal, entry).descriptor;
+	ret = respond(guard, descriptor, error);
 	if (ret && ret != -ENOENT)
 		goto out;
 	ret = 0;
 	forget(guard, entry);
+	release(guard, entry, descriptor);
 	guard->counts.orphans--;
 	if (error)
 		guard->counts.denied++;

@@ -17,6 +17,7 @@ struct entry {
 	uint32_t generation;
 	uint8_t state;
 	uint8_t known;
+	uint8_t reserved; /* an orphan whose number this process keeps from being given out */
 	uint64_t length;
 };
 
@@ -41,6 +42,7 @@ struct ember_guard {
 	uint32_t *queue; /* entries of misses, a ring that all entries fit in */
 	uint32_t queue_head;
 	uint32_t queue_count;
+	uint32_t unreserved; /* orphans whose number a new event could get */
 	ember_guard_counts counts;
 };
 

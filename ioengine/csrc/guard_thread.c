@@ -197,7 +197,7 @@ int ember_guard_start(ember_guard *guard)
 	pthread_mutex_lock(&guard->lock);
 	if (guard->running)
 		ret = -EALREADY;
-	else if (guard->counts.orphans)
+	else if (guard->unreserved)
 		ret = -EBUSY;
 	if (ret)
 		goto out;

@@ -1,8 +1,8 @@
 """The daemon: its parts joined, started in order, stopped in reverse.
 
-Order matters twice. What was mounted is guarded, and a dead daemon's orphans are settled, before
-the first new event is read. The socket appears last: containerd is answered only when every
-promise can be kept.
+Order matters twice. What was mounted is guarded, and the numbers of a dead daemon's orphans are
+kept, before the first new event is read. The socket appears last: containerd is answered only when
+every promise can be kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The kernel's questions: a read of a hole waits in the kernel until the road has the bytes.
 
 Each miss becomes one question to the road and is answered exactly once: ALLOW when the bytes are
-here, EIO when `miss_timeout` passed. Orphans of a dead daemon are answered before the group is read
-again, because new events would get the same numbers.
+here, EIO when `miss_timeout` passed. Orphans of a dead daemon are answered like all others: no new
+event can get their numbers, and those few that one could get are answered before it is read.
 """
 
 from __future__ import annotations
@@ -89,15 +89,20 @@ class MissPump:
         self.counts = MissCounts()
 
     def start(self) -> None:
-        """Settle the orphans, then listen: both in the background, in that order."""
+        """Listen, and settle the orphans; in the background."""
         self._beginning = asyncio.create_task(self._begin(), name="settle orphans")
+        self._beginning.add_done_callback(_say_why_not)
 
     async def _begin(self) -> None:
-        count = await self.settle_orphans()
-        if count:
-            log.warning("%d reads that an earlier daemon left waiting were answered", count)
+        orphans = list(self._guard.orphans)
+        if orphans:
+            log.warning("%d reads that an earlier daemon left waiting are taken up", len(orphans))
+        await self._settle_all([orphan for orphan in orphans if not orphan.reserved])
         self._guard.start()
         asyncio.get_running_loop().add_reader(self._guard.fileno(), self._collect)
+        await self._settle_all([orphan for orphan in orphans if orphan.reserved])
+        if orphans:
+            log.warning("%d reads that an earlier daemon left waiting were answered", len(orphans))
 
     async def stop(self) -> None:
         """Stop listening; what is unanswered waits in the kernel for a successor."""
@@ -111,20 +116,15 @@ class MissPump:
         self._guard.stop()
         self._complaints.close()
 
-    async def settle_orphans(self) -> int:
-        """Answer what a dead daemon left; returns how many there were."""
-        orphans = list(self._guard.orphans)
+    async def _settle_all(self, orphans: Sequence[Orphan]) -> None:
         await asyncio.gather(*(self._settle(orphan) for orphan in orphans))
-        return len(orphans)
 
     async def _settle(self, orphan: Orphan) -> None:
-        try:
-            known = await self._views.by_inode(orphan.inode) if orphan.inode else None
-        except (EmberError, OSError) as error:
-            log.error("whose view inode %d is can't be told: %s", orphan.inode, error)
-            known = None
-        views = [known] if known is not None else list(self._views.incomplete())
-        answer = 0
+        """Its range is filled in its view, or where that was not noted in every incomplete one."""
+        views, answer = list(self._views.incomplete()), 0
+        if orphan.inode is not None:
+            view = await self._view_of(orphan)
+            views, answer = ([view], 0) if view is not None else ([], errno.EIO)
         for view in views:
             extent, failure = await self._clip(view, orphan.offset, orphan.length)
             if extent is not None:
@@ -176,7 +176,7 @@ class MissPump:
             self.counts.failed += 1
             self._guard.deny(miss, failure)
 
-    async def _view_of(self, miss: Miss) -> Digest | None:
+    async def _view_of(self, miss: Miss | Orphan) -> Digest | None:
         """Whose file it is; None, said in the log, if nobody's or if that can't be found out."""
         why = "no view is known by this file"
         try:
@@ -188,7 +188,7 @@ class MissPump:
                 "process %d gets an error for bytes %d to %d of an unknown file (inode %d): %s",
                 miss.pid,
                 miss.offset,
-                miss.offset + miss.length,
+                miss.offset + (miss.length or 0),
                 miss.inode,
                 why,
             )
@@ -264,3 +264,9 @@ class MissPump:
                 await self._clock.sleep(STOPPED_S)
             else:
                 return
+
+
+def _say_why_not(beginning: asyncio.Task[None]) -> None:
+    error = None if beginning.cancelled() else beginning.exception()
+    if error is not None:
+        log.critical("readers wait, since the guard can't begin; restart Ember", exc_info=error)

@@ -78,28 +78,36 @@ static void a_successor_finds_what_is_alive_and_nothing_else(void)
 
 	CHECK(group >= 0);
 	CHECK_EQ(journal_map(&journal, fd), 0);
-	write_event(&journal, 0, 11, true);
+	write_event(&journal, 0, 311, true);
 	journal.slots[0].inode[0] = 42;
 	write_event(&journal, 4, FAN_NOFD, false); /* answered, its slot not yet cleared */
-	write_event(&journal, 8, 12, false);
+	write_event(&journal, 8, 312, false);
 	write_event(&journal, 9, FAN_NOFD, false);
 	journal.slots[5].raw[16] = 9; /* half cleared: no length, so no event */
 	journal_unmap(&journal);
+	CHECK_EQ(dup2(fd, 311), 311); /* a number that something else has by now */
 	CHECK_EQ(ember_guard_open(&guard, group, fd, 1, 16), 0);
 	CHECK_EQ(ember_guard_start(guard), -EBUSY);
 	CHECK_EQ(ember_guard_orphans(guard, orphans, 8), 2);
 	CHECK_EQ(orphans[0].inode, 42);
-	CHECK_EQ(orphans[0].descriptor, 11);
+	CHECK_EQ(orphans[0].descriptor, 311);
+	CHECK(!orphans[0].reserved);
 	CHECK_EQ(orphans[1].inode, 0);
-	CHECK_EQ(orphans[1].descriptor, 12);
+	CHECK_EQ(orphans[1].descriptor, 312);
 	CHECK_EQ(orphans[1].whole, 1);
+	CHECK(orphans[1].reserved);
+	CHECK_EQ(fcntl(312, F_GETFD), FD_CLOEXEC); /* nobody else can get it */
 	/* The kernel knows no such events: nobody waits, so settling them is no error. */
 	CHECK_EQ(ember_guard_settle(guard, orphans[0].entry, 0), 0);
 	CHECK_EQ(ember_guard_settle(guard, orphans[0].entry, 0), -ESTALE);
+	CHECK_EQ(fcntl(311, F_GETFD), 0); /* not ours, so it stays open */
 	CHECK_EQ(ember_guard_settle(guard, 999, 0), -EINVAL);
-	CHECK_EQ(ember_guard_settle(guard, orphans[1].entry, EIO), 0);
 	CHECK_EQ(ember_guard_start(guard), 0);
+	CHECK_EQ(fcntl(312, F_GETFD), FD_CLOEXEC);
+	CHECK_EQ(ember_guard_settle(guard, orphans[1].entry, EIO), 0);
+	CHECK_EQ(fcntl(312, F_GETFD), -1);
 	ember_guard_close(guard);
+	close(311);
 	CHECK_EQ(ember_guard_open(&guard, group, fd, 1, 16), 0);
 	CHECK_EQ(ember_guard_orphans(guard, orphans, 8), 0);
 	ember_guard_close(guard);

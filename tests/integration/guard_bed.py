@@ -190,12 +190,13 @@ class Server:
 
 
 HOLDER = """
-import select, sys
+import os, select, sys
 from pathlib import Path
 from ioengine.guard import Guard
 from ioengine.keeper import Keeper
 
 guard = Guard.open(Keeper.connect(Path(sys.argv[1])), Path(sys.argv[2]))
+own = [os.dup(0) for _ in range(200)]  # a daemon has more open than the process of the tests
 guard.start()
 print("started", flush=True)
 while True:

@@ -53,9 +53,6 @@ def test_a_reader_survives_kill_9_of_the_daemon_in_mid_read(bed: Bed) -> None:
     guard = bed.guard()
     assert guard.adopted
     assert [orphan.inode for orphan in guard.orphans] == [view.inode]
-    with pytest.raises(OSError) as caught:
-        guard.start()
-    assert caught.value.errno == errno.EBUSY
     settle_all(guard, view)
     assert guard.orphans == []
     guard.start()
@@ -93,6 +90,50 @@ def test_orphans_outlive_several_daemons(bed: Bed) -> None:
         for number, reader in enumerate(readers):
             at = number * 4 * CHUNK_BYTES
             assert output(reader) == view.data[at : at + 16].hex()
+
+
+def test_a_group_is_not_read_while_a_new_event_could_get_an_orphans_number(bed: Bed) -> None:
+    holder, view = Holder(bed), bed.view("v", content(MIB))
+    reader = bed.script(READ_AT, bed.mount(view), 4 * CHUNK_BYTES)
+    holder.line()
+    taken = [os.dup(bed.keeper.fileno()) for _ in range(300)]  # more than the holder had
+    holder.kill()
+    guard = bed.guard()
+    assert [orphan.reserved for orphan in guard.orphans] == [False]
+    for descriptor in taken:
+        os.close(descriptor)
+    with pytest.raises(OSError) as caught:
+        guard.start()
+    assert caught.value.errno == errno.EBUSY
+    settle_all(guard, view)
+    guard.start()
+    assert output(reader) == view.data[4 * CHUNK_BYTES :][:16].hex()
+
+
+def test_new_reads_are_served_while_orphans_wait_and_each_gets_its_own_answer(bed: Bed) -> None:
+    holder, view = Holder(bed), bed.view("v", content(4 * MIB))
+    file = bed.mount(view)
+    places = [number * 4 * CHUNK_BYTES for number in range(12)]
+    old = [bed.script(READ_AT, file, at) for at in places[:6]]
+    for _ in old:
+        holder.line()
+    holder.kill()
+    before = open_descriptors()
+    guard = bed.guard()
+    bed.register(guard, view)
+    assert [orphan.reserved for orphan in guard.orphans] == [True] * 6
+    guard.start()
+    new = [bed.script(READ_AT, file, at) for at in places[6:]]
+    with Server(guard, view):
+        for at, reader in zip(places[6:], new, strict=True):
+            assert output(reader) == view.data[at : at + 16].hex()
+    assert [reader.poll() for reader in old] == [None] * 6
+    assert guard.counts().orphans == 6 and guard.counts().outstanding == 0
+    settle_all(guard, view)
+    for at, reader in zip(places[:6], old, strict=True):
+        assert output(reader) == view.data[at : at + 16].hex()
+    guard.close()
+    assert open_descriptors() == before - len(old)  # their pipes
 
 
 def test_an_orphan_can_be_failed_and_the_next_read_asks_again(bed: Bed) -> None:

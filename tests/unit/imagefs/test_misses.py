@@ -42,7 +42,7 @@ class FakeGuard:
         return self._eventfd
 
     def start(self) -> None:
-        assert not self.orphans, "the group must not be read before every orphan is settled"
+        assert all(orphan.reserved for orphan in self.orphans), "new events would get its number"
         self.started = True
 
     def stop(self) -> None:
@@ -214,7 +214,7 @@ async def test_an_unknown_file_is_denied_and_never_shown_as_zeros() -> None:
     guard.close()
 
 
-async def test_orphans_are_settled_before_the_group_is_read() -> None:
+async def test_orphans_whose_numbers_are_not_kept_are_settled_before_the_group_is_read() -> None:
     orphans = [Orphan(1, 1, 0, 4096, 7), Orphan(2, None, 8192, 4096, 8)]
     guard, road = FakeGuard(*orphans), Road()
     pump = pump_of(guard, road)
@@ -230,19 +230,52 @@ async def test_orphans_are_settled_before_the_group_is_read() -> None:
     guard.close()
 
 
+async def test_new_reads_do_not_wait_for_orphans_whose_numbers_are_kept() -> None:
+    guard, road = FakeGuard(Orphan(1, 1, 0, 4096, 7, reserved=True)), Road()
+    pump = pump_of(guard, road)
+    road.gate.clear()
+    pump.start()
+    await settle_down()
+    assert guard.started
+    assert guard.settled == []
+    guard.ask(miss(1, offset=LENGTH + 512))
+    await settle_down()
+    assert guard.answers == [(1, 0)]
+    road.gate.set()
+    await settle_down()
+    assert guard.settled == [(1, 0)]
+    await pump.stop()
+    guard.close()
+
+
+async def test_an_orphan_of_a_file_that_nobody_knows_is_denied_and_never_shown_as_zeros() -> None:
+    guard, road = FakeGuard(Orphan(1, 99, 0, 4096, 7, reserved=True)), Road()
+    pump = pump_of(guard, road)
+    pump.start()
+    await settle_down()
+    assert guard.settled == [(1, errno.EIO)]
+    assert road.wanted == []
+    await pump.stop()
+    guard.close()
+
+
 async def test_an_orphan_of_an_unknown_view_has_its_range_filled_in_every_incomplete_one() -> None:
     guard, road = FakeGuard(Orphan(1, None, 8192, None, 8)), Road()
     pump = pump_of(guard, road)
-    assert await pump.settle_orphans() == 1
+    pump.start()
+    await settle_down()
     rest = Extent(8192, LENGTH - 8192)
     assert sorted(road.wanted) == sorted([(VIEW, rest), (OTHER, rest)])
+    await pump.stop()
     guard.close()
 
 
 async def test_an_orphan_that_cannot_be_filled_is_failed_and_not_released_with_zeros() -> None:
     guard, road = FakeGuard(Orphan(1, 1, 0, 4096, 8)), Road()
     road.error = DeadlineError("no source")
-    assert await pump_of(guard, road).settle_orphans() == 1
+    pump = pump_of(guard, road)
+    pump.start()
+    await settle_down()
     assert guard.settled == [(1, errno.EIO)]
     guard.close()
 
