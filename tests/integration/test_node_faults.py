@@ -20,6 +20,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from bench.bed.bed import drop_page_cache
 from bench.bed.link import Shape
 from bench.bed.process import BedError
 from ioengine.mounts import mountinfo, unmount
@@ -180,6 +181,31 @@ def test_readers_see_right_bytes_through_one_kill_after_the_other(slow: Node) ->
             slow.ember.kill()
             restart(slow)
         assert [ended_well(process) for process in readers] == [""] * 8
+
+
+def test_with_the_registry_down_waiting_orphans_hold_up_no_read_of_what_is_here(
+    fresh: Node,
+) -> None:
+    here, gone = noisy("presenthere", count=4), noisy("presentgone")
+    lazily(fresh, here)
+    lazily(fresh, gone)
+    name, missing = min(here.rows), min(gone.rows)
+    with fresh.mounted(here.chain_id) as shown, fresh.mounted(gone.chain_id) as hollow:
+        assert ended_well(reader(shown / name, sha256_of(here, name))) == ""
+        fresh.bed.registry.stop()
+        waiting = reader(hollow / missing, sha256_of(gone, missing))
+        assert fresh.until(lambda: fresh.status()["guard"]["outstanding"] > 0)
+        fresh.ember.kill()
+        restart(fresh)
+        drop_page_cache()  # the next read raises events, as that of another container would
+        assert ended_well(reader(shown / name, sha256_of(here, name)), 20) == ""
+        guard = fresh.status()["guard"]
+        assert guard["orphans"] > 0
+        assert guard["allowed"] > 0
+        assert waiting.poll() is None
+        fresh.bed.registry.start()
+        assert ended_well(waiting) == ""
+        assert fresh.until(lambda: fresh.status()["guard"]["orphans"] == 0)
 
 
 def test_a_clean_stop_leaves_mounts_and_containers_and_a_start_takes_them_up(slow: Node) -> None:
