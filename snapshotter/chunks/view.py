@@ -186,6 +186,7 @@ class View:
 
     async def close(self, *, flush: bool = True) -> None:
         """Flush what can be flushed and close; the guard has let go of the bitmap."""
+        self._listeners.clear()  # they know the view: together they'd keep its index open
         await self._durability.close(flush=flush)
 
     async def _write_direct(self, first: int, parts: Sequence[Bytes]) -> int:

@@ -129,6 +129,9 @@ class Road:
         lane = self._lanes.pop(view_id, None)
         if lane is not None:
             await self._end(lane)
+        # A decoder that is kept to be continued would keep its index open, deleted or not.
+        for source in self._sources.of_view(view_id):
+            self._crew.decoders.discard(source.index.layer)
 
     async def close(self) -> None:
         """End all work. Who waits gets UnavailableError."""

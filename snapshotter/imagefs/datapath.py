@@ -101,9 +101,12 @@ class DataPath:
         """One line about the keeper for `ember status`."""
         if self.guard is None:
             return "not needed"
-        if self._keeper is None or not self._keeper.alive():
-            return "DEAD, being replaced: a crash of the daemon now would make reads unsafe"
-        return f"pid {self._keeper.ping().pid}"
+        try:
+            if self._keeper is not None and self._keeper.alive():
+                return f"pid {self._keeper.ping().pid}"
+        except OSError as error:  # it died since it was asked whether it lives
+            log.info("%s", error)
+        return "DEAD, being replaced: a crash of the daemon now would make reads unsafe"
 
     def close(self) -> None:
         """Leave the guard to the keeper; readers wait for the next daemon."""

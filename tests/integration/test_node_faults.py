@@ -23,11 +23,12 @@ import pytest
 from bench.bed.bed import drop_page_cache
 from bench.bed.link import Shape
 from bench.bed.process import BedError
-from ioengine.mounts import mountinfo, unmount
+from ioengine.mounts import unmount
 from snapshotter.chunks.presence import Header, decode_header, encode_header
 from tests.cases.images import ImageCase, as_it_is, gzipped, image
 from tests.cases.layers import is_file
 from tests.cases.tars import file, layer
+from tests.containers import keepers, layer_mounts
 from tests.node import Node, node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -116,26 +117,6 @@ def reached(at: Node) -> bool:
     except BedError:
         return False
     return True
-
-
-def keepers(at: Node) -> list[int]:
-    """The keepers of this node's Ember."""
-    socket = str(at.ember.state / "keeper.sock").encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if words[0].endswith(b"ember-keeper") and socket in words:
-                found.append(int(entry.name))
-    return found
-
-
-def layer_mounts(at: Node) -> list[Path]:
-    below = at.ember.state / "layers"
-    return [mount.target for mount in mountinfo() if below in mount.target.parents]
 
 
 @pytest.fixture(scope="module")
