@@ -9,9 +9,8 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from snapshotter import __version__
@@ -41,7 +40,9 @@ from snapshotter.rpc.pull import Puller, PullStep
 DRAIN_REPORT_S = 1.0
 DRAIN_VIEWS = 4
 PULL_EVENTS = 4096
-CRI_S = 5.0
+
+Report = Callable[[PullStep], None]
+Work = Callable[[ResolvedImage, Report], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,6 @@ class Parts:
     containerd: Containerd
     registry: RegistryClient
     snapshotter: str
-    root: Path
     engine: tuple[str, str]
     clock: Clock
     started_s: float
@@ -188,15 +188,15 @@ class DaemonOperations:
         resolved = await parts.registry.resolve(parse_reference(image), wanted)
         yield PullEvent("resolved", total=len(resolved.layers), digest=str(resolved.target_digest))
         await self._remember_origin(resolved)
-        if await self._pulled_by_cri(resolved, namespace):
-            known = parts.catalog.image(resolved.manifest_digest)
-            state = "lazy" if known is not None and known.lazy else "unpacked"
-            for position, layer in enumerate(resolved.layers):
-                yield PullEvent(state, position, len(resolved.layers), str(layer.digest))
-        else:
-            async with contextlib.aclosing(self._pull(resolved, namespace)) as events:
-                async for event in events:
-                    yield event
+        by_cri = (
+            namespace == cri.NAMESPACE
+            and wanted == host_platform()
+            and await cri.uses(parts.containerd, parts.snapshotter)
+        )
+        work = self._by_cri if by_cri else self._by_containerd(namespace)
+        async with contextlib.aclosing(self._follow(work, resolved)) as events:
+            async for event in events:
+                yield event
         known = parts.catalog.image(resolved.manifest_digest)
         yield PullEvent(
             "done",
@@ -205,26 +205,31 @@ class DaemonOperations:
             reason=known.reason if known is not None else "",
         )
 
-    async def _pulled_by_cri(self, resolved: ResolvedImage, namespace: str) -> bool:
+    async def _by_cri(self, resolved: ResolvedImage, report: Report) -> None:
         """Where CRI uses Ember its own pull is the one that the kubelet will look for."""
         parts = self._parts
-        if namespace != cri.NAMESPACE:
-            return False
-        images = cri.CriImages(parts.containerd.channel, CRI_S)
-        if not await images.uses(parts.snapshotter, parts.root):
-            return False
-        await images.pull(str(resolved.reference))
-        return True
 
-    async def _pull(
-        self, resolved: ResolvedImage, namespace: str
-    ) -> AsyncGenerator[PullEvent, None]:
+        def is_lazy(manifest: Digest) -> bool:
+            known = parts.catalog.image(manifest)
+            return known is not None and known.lazy
+
+        puller = cri.CriPuller(parts.containerd, parts.snapshotter, is_lazy)
+        await puller.pull(resolved, parts.registry.login(resolved.reference), report)
+
+    def _by_containerd(self, namespace: str) -> Work:
         parts = self._parts
-        events: asyncio.Queue[PullStep | None] = asyncio.Queue(PULL_EVENTS)
         puller = Puller(parts.containerd, parts.registry, parts.snapshotter)
-        task = asyncio.create_task(
-            puller.pull(resolved, namespace, events.put_nowait), name=f"pull {resolved.reference}"
-        )
+        return lambda resolved, report: puller.pull(resolved, namespace, report)
+
+    async def _follow(self, work: Work, resolved: ResolvedImage) -> AsyncGenerator[PullEvent, None]:
+        events: asyncio.Queue[PullStep | None] = asyncio.Queue(PULL_EVENTS)
+
+        def report(step: PullStep) -> None:
+            # What nobody reads for thousands of steps is dropped; the end always has its place.
+            if events.qsize() < PULL_EVENTS - 1:
+                events.put_nowait(step)
+
+        task = asyncio.create_task(work(resolved, report), name=f"pull {resolved.reference}")
         task.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (step := await events.get()) is not None:

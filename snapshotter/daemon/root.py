@@ -131,7 +131,6 @@ class Daemon:
                 containerd=base.containerd,
                 registry=base.registry,
                 snapshotter=self._config.containerd.snapshotter,
-                root=self._config.root,
                 engine=(base.engine.engine.name, base.engine.reason),
                 clock=self._clock,
                 started_s=started_s,

@@ -16,6 +16,7 @@ from snapshotter.oci.answers import error_for
 from snapshotter.oci.challenge import Challenge, choose, parse_challenges
 from snapshotter.oci.credentials import Candidate, Credential, CredentialSource, Search, Wanted
 from snapshotter.oci.exchange import Request, Response, Sender, without_query
+from snapshotter.oci.hosts import Host
 from snapshotter.oci.recollection import Recollection
 from snapshotter.oci.tokens import TokenShop, basic_value, grant_for
 
@@ -57,6 +58,11 @@ class AuthorizingSender:
             refusals.append(f"{owner}: {refusal}")
         told = "; ".join([*refusals, *search.problems])
         raise UnauthorizedError(f"{without_query(request.url)}: nothing is let in ({told})")
+
+    def let_in(self, host: Host, repository: str) -> Credential | None:
+        """The credential that ``host`` let in last; None if it asked for none, or never was."""
+        liked = self._liked.get((host.base, repository))
+        return None if liked is None else liked.credential
 
     async def _in_order(self, place: _Place, search: Search) -> AsyncIterator[Candidate]:
         """The candidate that worked last, if its source still has it, then all the others."""

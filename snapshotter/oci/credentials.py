@@ -50,6 +50,14 @@ class Wanted:
         return f"{self.registry}/{self.repository}"
 
 
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A credential that a registry let in, and the authority (``host[:port]``) that did."""
+
+    authority: str
+    credential: Credential
+
+
 class CredentialSource(Protocol):
     """Knows credentials. ``name`` is for messages.
 

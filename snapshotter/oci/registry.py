@@ -25,9 +25,10 @@ from snapshotter.errors import (
     UnavailableError,
 )
 from snapshotter.oci.answers import error_for, expect_range, expect_whole
-from snapshotter.oci.credentials import Credential, MemoryCredentials
+from snapshotter.oci.auth import AuthorizingSender
+from snapshotter.oci.credentials import Credential, Login, MemoryCredentials
 from snapshotter.oci.documents import ACCEPT, DOCUMENT_LIMIT_BYTES, check_content, digest_of
-from snapshotter.oci.exchange import NoAnswerError, Request, Response, Sender, read_body
+from snapshotter.oci.exchange import NoAnswerError, Request, Response, read_body
 from snapshotter.oci.hostbook import HostBook
 from snapshotter.oci.hosts import Host
 from snapshotter.oci.platform import Platform
@@ -47,7 +48,7 @@ class RegistryClient:
 
     def __init__(
         self,
-        sender: Sender,
+        sender: AuthorizingSender,
         book: HostBook,
         clock: Clock,
         *,
@@ -82,6 +83,15 @@ class RegistryClient:
         return await retrying(
             lambda: resolve_image(self, reference, platform), self._clock, self._patience
         )
+
+    def login(self, reference: Reference) -> Login | None:
+        """What the registry of ``reference`` itself (no mirror) let in last for its repository;
+        None if it wanted none. To be asked after a `resolve`."""
+        for host in self._book.hosts(reference.registry, "resolve"):
+            if host.is_server:
+                credential = self._sender.let_in(host, reference.repository)
+                return None if credential is None else Login(host.authority, credential)
+        return None
 
     async def manifest(
         self, reference: Reference, size_bytes: int | None = None

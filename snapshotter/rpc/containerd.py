@@ -8,6 +8,7 @@ it waits for this very daemon.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -22,11 +23,16 @@ from snapshotter.errors import EmberError, UnavailableError
 from snapshotter.rpc.pb.containerd.services.containers.v1 import containers_pb2, containers_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.content.v1 import content_pb2, content_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.images.v1 import images_pb2, images_pb2_grpc
+from snapshotter.rpc.pb.containerd.services.introspection.v1 import (
+    introspection_pb2,
+    introspection_pb2_grpc,
+)
 from snapshotter.rpc.pb.containerd.services.leases.v1 import leases_pb2, leases_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.namespaces.v1 import (
     namespace_pb2,
     namespace_pb2_grpc,
 )
+from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2, snapshots_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.version.v1 import version_pb2_grpc
 from snapshotter.rpc.pb.containerd.types import descriptor_pb2
 from snapshotter.rpc.remote import error_from_rpc
@@ -75,6 +81,8 @@ class Containerd:
         self._containers = containers_pb2_grpc.ContainersStub(self.channel)
         self._namespaces = namespace_pb2_grpc.NamespacesStub(self.channel)
         self._version = version_pb2_grpc.VersionStub(self.channel)
+        self._introspection = introspection_pb2_grpc.IntrospectionStub(self.channel)
+        self._snapshots = snapshots_pb2_grpc.SnapshotsStub(self.channel)
 
     async def close(self) -> None:
         """Close the channel; calls under way end with UnavailableError."""
@@ -87,6 +95,31 @@ class Containerd:
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, f"containerd at {self.address}") from None
         return str(reply.version)
+
+    async def snapshotter_exports(self, name: str) -> Mapping[str, str] | None:
+        """What the snapshotter plugin ``name`` says of itself, None if containerd has none."""
+        request = introspection_pb2.PluginsRequest(
+            filters=[f"type==io.containerd.snapshotter.v1,id=={json.dumps(name)}"]
+        )
+        try:
+            reply = await self._introspection.Plugins(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, "plugins of containerd") from None
+        return dict(reply.plugins[0].exports) if reply.plugins else None
+
+    async def has_snapshot(self, namespace: str, snapshotter: str, name: str) -> bool:
+        """Whether the snapshot ``name`` is there."""
+        try:
+            await self._snapshots.Stat(
+                snapshots_pb2.StatSnapshotRequest(snapshotter=snapshotter, key=name),
+                metadata=metadata_for(namespace),
+                timeout=self._timeout_s,
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                return False
+            raise error_from_rpc(error, f"snapshot {name} of containerd") from None
+        return True
 
     async def blob_size(self, namespace: str, digest: Digest) -> int:
         """Stored length of a blob in bytes; NotFoundError if containerd does not have it whole."""

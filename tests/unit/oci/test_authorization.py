@@ -280,3 +280,41 @@ async def test_a_mirror_gets_its_own_credentials_and_not_the_registry_s(tmp_path
         async with registry_client(certs=tmp_path, pulls=pulls) as client:
             assert await read(client, blob, PART) == DATA[10:20]
             assert len(registry.seen) == 1
+
+
+async def test_what_the_registry_let_in_is_known_for_others_to_use() -> None:
+    async with FakeRegistry() as registry:
+        push_image(registry, "team/app", [DATA])
+        push_image(registry, "public/app", [DATA])
+        users = {"user": COLONS.password}
+        gate = BasicGate(users)
+        registry.gate = gate
+        name = f"{registry.authority}/team/app"
+        wrong = Credential("user", "old")
+        async with registry_client(pulls=pulls_for(name, wrong, COLONS)) as client:
+            reference = parse_reference(name)
+            assert client.login(reference) is None
+            await client.resolve(reference, Platform("linux", "amd64"))
+            login = client.login(reference)
+            assert login is not None
+            assert (login.authority, login.credential) == (registry.authority, COLONS)
+            assert COLONS.password not in repr(login)
+            registry.gate = None
+            public = parse_reference(f"{registry.authority}/public/app")
+            await client.resolve(public, Platform("linux", "amd64"))
+            assert client.login(public) is None
+
+
+async def test_what_a_mirror_let_in_is_not_for_the_registry(tmp_path: Path) -> None:
+    async with FakeRegistry() as mirror:
+        push_image(mirror, "team/app", [DATA])
+        mirror.gate = BasicGate({"user": COLONS.password})
+        hosts = tmp_path / "registry.example"
+        hosts.mkdir()
+        (hosts / "hosts.toml").write_text(f'[host."{mirror.url}"]\n')
+        pulls = pulls_for(f"{mirror.authority}/team/app", COLONS)
+        async with registry_client(certs=tmp_path, pulls=pulls) as client:
+            reference = parse_reference("registry.example/team/app")
+            await client.resolve(reference, Platform("linux", "amd64"))
+            assert len(mirror.seen) > 1
+            assert client.login(reference) is None
