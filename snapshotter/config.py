@@ -11,9 +11,18 @@ import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    model_validator,
+)
 
 from snapshotter.errors import ConfigError
 
@@ -54,6 +63,15 @@ def _absolute(path: Path) -> Path:
 
 
 Directory = Annotated[Path, AfterValidator(_absolute)]
+
+
+def _endpoint(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if address and not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"{address!r} is not host:port, such as 127.0.0.1:9464")
+    return address
+
+
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
 
@@ -69,7 +87,7 @@ class Containerd(Section):
 
     address: Path = Path("/run/containerd/containerd.sock")
     snapshotter: str = "ember"
-    timeout: Seconds = 3.0
+    timeout: Annotated[Seconds, Field(gt=0)] = 3.0
 
 
 class FirstPull(Section):
@@ -79,11 +97,20 @@ class FirstPull(Section):
     budget: Seconds = 60.0
     assumed_rate: Bytes = 12_500_000
     parallel_layers: Annotated[int, Field(ge=1, le=64)] = 4
-    index_when_idle: bool = True
+    index_when_idle: StrictBool = True
 
 
 class Registry(Section):
     """How origins are reached."""
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        """Credential providers need their configuration and their folder."""
+        if (self.credential_provider_config is None) != (self.credential_provider_bin_dir is None):
+            raise ValueError(
+                "credential_provider_config and credential_provider_bin_dir go together"
+            )
+        return self
 
     hosts_dir: Path = Path("/etc/containerd/certs.d")
     plain_http: tuple[str, ...] = ()
@@ -99,8 +126,8 @@ class Registry(Section):
 class CriProxy(Section):
     """The image-service proxy that sees pod pull secrets; off unless an address is given."""
 
-    address: Path | None = None
-    upstream: Path | None = None
+    address: Directory | None = None
+    upstream: Directory | None = None
 
 
 class Fetch(Section):
@@ -115,7 +142,7 @@ class Fetch(Section):
 class Completion(Section):
     """Fetching the rest of an image behind everything else."""
 
-    enabled: bool = True
+    enabled: StrictBool = True
     delay: Seconds = 30.0
     rate: Bytes = 10_000_000
 
@@ -143,7 +170,7 @@ class Engine(Section):
 class Metrics(Section):
     """Prometheus endpoint, as ``host:port``; empty: none."""
 
-    address: str = ""
+    address: Annotated[str, AfterValidator(_endpoint)] = ""
 
 
 class Config(Section):
@@ -204,5 +231,6 @@ def load(path: Path | None) -> Config:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"{path}: cannot be read: {why}") from None
     return parse(text, str(path))

@@ -28,6 +28,7 @@ from snapshotter.imagefs.layer_mounts import LayerMounts
 from snapshotter.imagefs.misses import MissPump
 from snapshotter.imagefs.removal import Remover
 from snapshotter.imagefs.shelf import Shelf
+from snapshotter.imagefs.views import Views
 from snapshotter.oci.platform import Platform, host_platform
 from snapshotter.oci.reference import parse_reference
 from snapshotter.oci.registry import RegistryClient
@@ -53,6 +54,7 @@ class Parts:
     shelf: Shelf
     ingest: Ingest
     mounts: LayerMounts
+    views: Views
     remover: Remover
     decider: Decider
     store: ViewStore
@@ -115,8 +117,16 @@ class DaemonOperations:
         total: Counter[str] = Counter()
         images = self._parts.catalog.images()
         for view in {layer.diff_id for image in images for layer in image.layers}:
-            total += self._parts.road.tally(view).bytes_by_tier
+            total += self._brought(view)
         return dict(total)
+
+    def _brought(self, view: Digest) -> Counter[str]:
+        """Stored bytes that each tier has brought of a view, first pulls included."""
+        first = self._parts.ingest.streamed_bytes(view)
+        brought = Counter(self._parts.road.tally(view).bytes_by_tier)
+        if first:
+            brought["registry"] += first
+        return brought
 
     async def _containers(self) -> dict[str, list[str]]:
         """Image name → containers on this snapshotter; empty if containerd does not answer."""
@@ -138,6 +148,7 @@ class DaemonOperations:
         suspect: set[Digest],
     ) -> dict[str, Any]:
         layers = [self._layer(layer, here) for layer in image.layers]
+        whole = all(layer["view_bytes"] for layer in layers)  # 0: not known before its index
         named = [c for name in image.names for c in running.get(name, ())]
         doubtful = [str(layer.blob) for layer in image.layers if layer.blob in suspect]
         return {
@@ -147,7 +158,7 @@ class DaemonOperations:
             "reason": image.reason,
             "suspect": _suspicion(doubtful),
             "here_bytes": sum(layer["here_bytes"] for layer in layers),
-            "plain_bytes": sum(layer["view_bytes"] for layer in layers),
+            "plain_bytes": sum(layer["view_bytes"] for layer in layers) if whole else 0,
             "size_bytes": sum(layer.size_bytes for layer in image.layers),
             "containers": named,
             "layers": layers,
@@ -177,7 +188,7 @@ class DaemonOperations:
             "view_bytes": index.view_bytes if index else 0,
             "here_bytes": here_bytes,
             "index_bytes": parts.shelf.bytes_on_disk(layer.blob),
-            "tiers": dict(parts.road.tally(layer.diff_id).bytes_by_tier),
+            "tiers": dict(self._brought(layer.diff_id)),
             "state": state,
         }
 
@@ -186,6 +197,8 @@ class DaemonOperations:
         parts = self._parts
         wanted = Platform.parse(platform) if platform else host_platform()
         resolved = await parts.registry.resolve(parse_reference(image), wanted)
+        if platform and wanted.rank(resolved.platform) is None:
+            raise NotFoundError(f"{image} is for {resolved.platform}, not for {wanted}")
         yield PullEvent("resolved", total=len(resolved.layers), digest=str(resolved.target_digest))
         await self._remember_origin(resolved)
         by_cri = (
@@ -322,6 +335,7 @@ class DaemonOperations:
             view = self._parts.store.get(mounted.view)
             if view is None or not view.complete:
                 found[mounted.view] = None
+        found.update(dict.fromkeys(self._parts.views.incomplete()))
         return list(found)
 
     def _left(self, failed: list[str]) -> DrainState:

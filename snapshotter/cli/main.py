@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
+from snapshotter import __version__
 from snapshotter.cli import images, pull
 from snapshotter.cli.connection import EXIT_USAGE, Daemon, fail
-from snapshotter.config import Config, load
+from snapshotter.config import DEFAULT_PATH, Config, load
 from snapshotter.errors import ConfigError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
     help="Has an image's bytes on this node before the pod asks for them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help is plain text: brackets in it are brackets
 )
 
 ConfigPath = Annotated[
@@ -49,6 +51,23 @@ def read_config(path: Path | None) -> Config:
         fail(str(error), EXIT_USAGE)
 
 
+def show_version(wanted: bool) -> None:
+    """Print the version and end the command."""
+    if wanted:
+        typer.echo(f"ember {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version", callback=show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Has an image's bytes on this node before the pod asks for them."""
+
+
 @app.command(name="serve")
 def serve_command(
     config: ConfigPath = None,
@@ -56,8 +75,10 @@ def serve_command(
 ) -> None:
     """Run the daemon in the foreground (systemd: Type=notify)."""
     settings = read_config(config)
-    if not check:
-        _verb("serve").run(settings, config)
+    if check:
+        typer.echo(f"{config or DEFAULT_PATH}: the configuration can be used")
+        return
+    _verb("serve").run(settings, config)
 
 
 @app.command(name="pull")

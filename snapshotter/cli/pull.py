@@ -27,7 +27,9 @@ def run(daemon: Daemon, image: str, namespace: str, platform: str, as_json: bool
         TextColumn("{task.completed}/{task.total} layers"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    silent = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=silent) as progress:
         task = progress.add_task(f"pulling {image}", total=None)
         for step in daemon.pull(image, namespace, platform):
             last = step

@@ -114,6 +114,7 @@ class Daemon:
                 shelf=base.shelf,
                 ingest=ingest,
                 mounts=layer_mounts,
+                views=views,
                 remover=Remover(
                     base.catalog,
                     base.shelf,

@@ -32,6 +32,8 @@ from snapshotter.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
 
+_LEDGERS = 8192
+
 
 class Road:
     """The one road of a node. Event loop only."""
@@ -70,6 +72,7 @@ class Road:
             chance=chance or random.Random(),
         )
         self._lanes: dict[Digest, Lane] = {}
+        self._ledgers: dict[Digest, Ledger] = {}
         self._closed = False
 
     async def ensure(
@@ -121,8 +124,17 @@ class Road:
 
     def tally(self, view_id: Digest) -> Tally:
         """What was fetched for a view since it was first asked for; zeros if it never was."""
-        lane = self._lanes.get(view_id)
-        return lane.ledger.tally if lane is not None else Tally()
+        ledger = self._ledgers.get(view_id)
+        return ledger.tally if ledger is not None else Tally()
+
+    def _ledger(self, view_id: Digest) -> Ledger:
+        """The view's; it outlives the work for the view, of which there is some now and then."""
+        ledger = self._ledgers.get(view_id)
+        if ledger is None:
+            while len(self._ledgers) >= _LEDGERS:
+                self._ledgers.pop(next(iter(self._ledgers)))
+            ledger = self._ledgers[view_id] = Ledger(self._metrics)
+        return ledger
 
     async def stop(self, view_id: Digest) -> None:
         """End all work for a view; comes before the store releases or drops it."""
@@ -153,7 +165,7 @@ class Road:
         if lane is None or lane.view is not view:
             if lane is not None:  # released and opened again meanwhile: the old one can only fail
                 lane.stop(UnavailableError(f"{view_id} was closed"))
-            lane = self._lanes[view_id] = Lane(self._crew, view, Ledger(self._metrics))
+            lane = self._lanes[view_id] = Lane(self._crew, view, self._ledger(view_id))
         return lane
 
     async def _view(self, view_id: Digest) -> View:

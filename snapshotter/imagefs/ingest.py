@@ -106,6 +106,7 @@ class Ingest:
         self._jobs: dict[tuple[Digest, Digest], Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._rates: dict[str, float] = {}
+        self._streamed: dict[Digest, int] = {}
 
     def running(self, blob: Digest, diff_id: Digest) -> bool:
         """True while the layer is on its way or waits for its turn."""
@@ -123,6 +124,10 @@ class Ingest:
     def rate(self, registry: str) -> float:
         """Compressed bytes a second that streams from ``registry`` have reached lately."""
         return self._rates.get(registry, self._assumed_rate)
+
+    def streamed_bytes(self, diff_id: Digest) -> int:
+        """Compressed bytes that first pulls of this view have brought since the daemon's start."""
+        return self._streamed.get(diff_id, 0)
 
     def start(self, blob: BlobRef, diff_id: Digest) -> Job:
         """Begin to stream ``blob``, or join the job that does already."""
@@ -247,6 +252,10 @@ class Ingest:
             raise
         if keep:
             self._learn_rate(job, self._clock.monotonic_s() - began_s)
+            while len(self._streamed) >= FINISHED_JOBS:
+                self._streamed.pop(next(iter(self._streamed)))
+            before = self._streamed.get(job.diff_id, 0)
+            self._streamed[job.diff_id] = before + job.blob.size_bytes
         self._on_indexed(job.blob.digest)
 
     async def _feed(

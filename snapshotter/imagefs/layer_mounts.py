@@ -177,6 +177,24 @@ class LayerMounts:
                     if not users:  # asked under the lock: another snapshot may have come to it
                         await self._detach(mounted)
 
+    def stood_on(self, view: Digest) -> bool:
+        """Whether another mount shows an instance of ``view``: an overlay on it, or a bind.
+
+        Looked for by directory, so an overlay of somebody else with the same relative names
+        counts too; the proof that nobody has the file open is the kernel's, later.
+        """
+        there = mounts.mountinfo()
+        for mounted in self.of_view(view):
+            own = [mount for mount in there if mount.target == mounted.target]
+            devices = {mount.device for mount in own}
+            if any(m.device in devices and m.target != mounted.target for m in there):
+                return True
+            links = self._users.get(mounted.target, set())
+            names = {f"{link.parent.name}/{link.name}" for link in links} | {str(mounted.target)}
+            if any(_lower_names(mount) & names for mount in there if mount.kind == "overlay"):
+                return True
+        return False
+
     @contextlib.asynccontextmanager
     async def without(self, view: Digest) -> AsyncIterator[None]:
         """Unmount every instance of ``view``, and let none be mounted until the block ends.
@@ -207,6 +225,17 @@ class LayerMounts:
     def _forget(self, mounted: Mounted) -> None:
         mounted.target.with_name(mounted.target.name + ".json").unlink(missing_ok=True)
         mounted.target.rmdir()
+
+
+def _lower_names(mount: mounts.Mount) -> set[str]:
+    """The lower directories of an overlay: whole, and by their last two names."""
+    found = set()
+    for option in mount.super_options:
+        key, _, value = option.partition("=")
+        if key.startswith("lowerdir"):
+            for lower in value.split(":"):
+                found |= {lower, "/".join(lower.split("/")[-2:])}
+    return found
 
 
 def _unmount(target: Path) -> None:

@@ -6,6 +6,7 @@ file that is still open after that belongs to a running container, and stays.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Collection
@@ -93,6 +94,9 @@ class Remover:
         """True if nothing of the layer's data is left."""
         if self._ingest.running(layer.blob, layer.diff_id):
             outcome.kept.append(f"layer {layer.blob}: in use, it is being indexed")
+            return False
+        if await asyncio.to_thread(self._mounts.stood_on, layer.diff_id):
+            outcome.kept.append(f"layer {layer.blob}: in use by a running container")
             return False
         try:
             async with self._mounts.without(layer.diff_id):

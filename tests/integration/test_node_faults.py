@@ -334,9 +334,14 @@ def test_data_that_a_container_stands_on_is_kept_and_said_so(fresh: Node) -> Non
     lazily(fresh, case)
     name = min(case.rows)
     with fresh.mounted(case.chain_id) as root:
+        before = layer_mounts(fresh)
         reply = fresh.drop(case.reference)
         assert any("in use by a running container" in line for line in reply.kept)
+        assert layer_mounts(fresh) == before
         assert ended_well(reader(root / name, sha256_of(case, name))) == ""
+        fresh.ember.complete()
+        shown = fresh.image(case.reference)
+        assert shown["here_bytes"] == shown["plain_bytes"]
     assert not fresh.drop(case.reference).kept
 
 

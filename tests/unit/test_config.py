@@ -64,6 +64,11 @@ def test_sizes_and_durations_may_be_written_as_people_do() -> None:
         ("[lazy", "not valid TOML"),
         ('root = "/a\\u0000b"', "root: "),
         ('root = "relative/path"', "root: "),
+        ('[registry]\ncredential_provider_config = "/x"', "registry: credential_provider_config"),
+        ('[metrics]\naddress = "9464"', "metrics.address: '9464' is not host:port"),
+        ('[cri_proxy]\naddress = "rel.sock"', "cri_proxy.address: 'rel.sock' is not an absolute"),
+        ('[containerd]\ntimeout = "0s"', "containerd.timeout: "),
+        ('[completion]\nenabled = "yes"', "completion.enabled: "),
     ],
 )
 def test_what_cannot_be_used_is_named_with_file_and_key(text: str, named: str) -> None:
