@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,7 +30,7 @@ from snapshotter.errors import ConfigError, EmberError
 log = logging.getLogger("ember")
 
 
-def notify(message: str) -> None:
+def notify(message: str, descriptors: Sequence[int] = ()) -> None:
     """Tell the service manager (sd_notify(3)); without one this does nothing."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
@@ -37,7 +38,8 @@ def notify(message: str) -> None:
     if address.startswith("@"):
         address = "\0" + address[1:]
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.sendto(message.encode(), address)
+        sender.connect(address)
+        socket.send_fds(sender, [message.encode()], list(descriptors))
 
 
 class JsonFormatter(logging.Formatter):
@@ -79,6 +81,9 @@ async def _serve(config: Config, path: Path | None) -> None:
     daemon = Daemon(config)
     await daemon.start()
     try:
+        for name, descriptor in daemon.descriptors().items():
+            # FDPOLL=0: an event in the group is no reason to throw it out of the store.
+            notify(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [descriptor])
         notify(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={daemon.summary()}")
         log.info("ready: %s", daemon.summary())
         await ended.wait()

@@ -78,10 +78,15 @@ class Daemon:
         self._clock = SystemClock()
         self._undo = Undo()
         self._summary = "not started"
+        self._data_path: DataPath | None = None
 
     def summary(self) -> str:
         """One line for the log and the service manager."""
         return self._summary
+
+    def descriptors(self) -> dict[str, int]:
+        """What a service manager should hold too, by name (sd_pid_notify_with_fds(3))."""
+        return self._data_path.descriptors() if self._data_path is not None else {}
 
     async def stop(self) -> None:
         """Stop in reverse; mounts, containers and the guard's descriptors stay."""
@@ -140,6 +145,7 @@ class Daemon:
         await self._serve(base.database, layers, operations)
         await opening.serve_cri(self._config, pulls, self._undo)
         opening.serve_metrics(self._config, metrics, self._undo)
+        self._data_path = base.data_path
         path = base.data_path.name or "none (images fetched whole)"
         self._summary = f"{self._config.socket}, data path {path}, {base.engine.engine.name}"
 

@@ -63,6 +63,8 @@ class DataPath:
                 mounts.bind_private(views, guarded)
             keeper = Keeper.connect_or_start(socket)
             guard = Guard.open(keeper, guarded, stored=stored)
+            for descriptor in stored.values():
+                os.close(descriptor)  # the guard has its own; the manager keeps the stored ones
         except OSError as error:
             raise UnavailableError(
                 f"the lazy data path can't be set up: {error}; `ember doctor` says more, and"
@@ -71,6 +73,10 @@ class DataPath:
         for remark in keeper.remarks:
             log.warning("keeper: %s", remark)
         return cls(probe, tuple(probe.reasons), guard, keeper, socket)
+
+    def descriptors(self) -> dict[str, int]:
+        """What must outlive this process, by name, for a service manager's store."""
+        return self.guard.descriptors() if self.guard is not None else {}
 
     def watch_keeper(self) -> None:
         """From now on a keeper that dies is replaced at once."""
@@ -92,6 +98,8 @@ class DataPath:
                 log.error("no keeper yet: %s; tried again in %g s", error, KEEPER_RETRY_S)
                 await asyncio.sleep(KEEPER_RETRY_S)
                 continue
+            if self._keeper is not None:
+                self._keeper.close()
             self._keeper = keeper
             keeper.watch(self._keeper_died)
             log.warning("a new keeper holds the guard")
@@ -141,4 +149,7 @@ def stored_descriptors() -> dict[str, int]:
         return {}
     names = os.environ.get("LISTEN_FDNAMES", "").split(":")
     count = int(os.environ.get("LISTEN_FDS", "0"))
-    return {name: 3 + n for n, name in enumerate(names[:count]) if name}
+    found = {name: 3 + n for n, name in enumerate(names[:count]) if name}
+    for descriptor in found.values():
+        os.set_inheritable(descriptor, False)
+    return found

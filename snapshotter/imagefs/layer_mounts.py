@@ -149,8 +149,8 @@ class LayerMounts:
 
     def _attach(self, mounted: Mounted, image: Path) -> None:
         mounted.target.mkdir()
-        self._record(mounted)
         try:
+            self._record(mounted)
             device = self._views.path(mounted.view, guarded=mounted.guarded)
             directio = self._directio and not mounted.guarded
             mounts.mount_erofs(image, mounted.target, [device], directio=directio)

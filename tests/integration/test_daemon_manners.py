@@ -19,10 +19,13 @@ import pytest
 from bench.bed.bed import Bed
 from bench.bed.link import Shape
 from ioengine.mounts import unmount
+from tests.conformance.snapshots.whole import end_keeper
 from tests.integration.test_node_faults import ended_well, noisy, reader, sha256_of
 from tests.node import Node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
+
+GROUP = "anon_inode:[fanotify]"
 
 
 @contextlib.contextmanager
@@ -164,3 +167,29 @@ def test_a_wrong_configuration_ends_the_start_with_file_and_key(tmp_path: Path) 
     _, said = daemon.communicate(timeout=30)
     assert daemon.returncode == 2
     assert said.strip().startswith(f"ember: {tmp_path}/config.toml: fetch.speed: no such key")
+
+
+def test_the_service_manager_holds_the_guard_too(tmp_path: Path) -> None:
+    """systemd's store, spoken for real: what was given comes back to the next daemon."""
+    (tmp_path / "config.toml").write_text(f'root = "{tmp_path}/root"\nstate = "{tmp_path}/s"\n')
+    with listen(tmp_path / "notify") as manager:
+        daemon = serve(tmp_path, NOTIFY_SOCKET=str(tmp_path / "notify"))
+        held: dict[str, int] = {}
+        try:
+            while True:
+                message, descriptors, _, _ = socket.recv_fds(manager, 4096, 4)
+                if b"READY=1" in message:
+                    break
+                fields = dict(line.split("=") for line in message.decode().splitlines())
+                assert fields["FDSTORE"] == "1"
+                assert fields["FDPOLL"] == "0"
+                held[fields["FDNAME"]] = descriptors[0]
+            assert sorted(held) == ["guard-group", "guard-journal"]
+            assert str(Path(f"/proc/self/fd/{held['guard-group']}").readlink()) == GROUP
+        finally:
+            daemon.kill()
+            daemon.communicate()
+            for descriptor in held.values():
+                os.close(descriptor)
+            end_keeper(tmp_path / "s" / "keeper.sock")
+            unmount(tmp_path / "s" / "guarded", detach=True)
