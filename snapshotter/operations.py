@@ -89,7 +89,7 @@ class DaemonOperations:
                 "up_s": round(parts.clock.monotonic_s() - parts.started_s, 3),
                 "data_path": {"name": path.name, "reasons": list(path.reasons)},
                 "engine": {"name": parts.engine[0], "reason": parts.engine[1]},
-                "keeper": await asyncio.to_thread(path.keeper_text),
+                "keeper": path.keeper_text(),
                 "keeper_losses": path.keeper_losses,
             },
             "images": [

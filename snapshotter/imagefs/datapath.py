@@ -41,6 +41,7 @@ class DataPath:
         self.reasons = reasons
         self.guard = guard
         self._keeper = keeper
+        self._keeper_pid = keeper.ping().pid if keeper is not None else 0
         self._keeper_socket = keeper_socket
         self._revival: asyncio.Task[None] | None = None
         self.keeper_losses = 0
@@ -94,26 +95,28 @@ class DataPath:
             try:
                 keeper = await asyncio.to_thread(Keeper.connect_or_start, self._keeper_socket)
                 self.guard.entrust(keeper)
+                pid = keeper.ping().pid
             except OSError as error:
                 log.error("no keeper yet: %s; tried again in %g s", error, KEEPER_RETRY_S)
                 await asyncio.sleep(KEEPER_RETRY_S)
                 continue
             if self._keeper is not None:
                 self._keeper.close()
-            self._keeper = keeper
+            self._keeper, self._keeper_pid = keeper, pid
             keeper.watch(self._keeper_died)
             log.warning("a new keeper holds the guard")
             return
 
     def keeper_text(self) -> str:
-        """One line about the keeper for `ember status`."""
+        """One line about the keeper for `ember status`; asks it nothing, so it cannot wait.
+
+        Its connection belongs to the loop that watches it: an answer to somebody else's question
+        would look like its death.
+        """
         if self.guard is None:
             return "not needed"
-        try:
-            if self._keeper is not None and self._keeper.alive():
-                return f"pid {self._keeper.ping().pid}"
-        except OSError as error:  # it died since it was asked whether it lives
-            log.info("%s", error)
+        if self._keeper is not None and self._keeper.alive():
+            return f"pid {self._keeper_pid}"
         return "DEAD, being replaced: a crash of the daemon now would make reads unsafe"
 
     def close(self) -> None:

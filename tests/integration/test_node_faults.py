@@ -468,3 +468,12 @@ def test_a_daemon_that_stands_still_holds_up_its_readers_and_nothing_else(fresh:
         assert waiting.poll() is None
         os.kill(fresh.ember.pid, signal.SIGCONT)
         assert ended_well(waiting) == ""
+
+
+def test_asking_for_status_is_quick_and_never_taken_for_the_keepers_death(fresh: Node) -> None:
+    (keeper,) = keepers(fresh)
+    began_s = time.monotonic()
+    for _ in range(200):
+        assert fresh.status()["daemon"]["keeper"] == f"pid {keeper}"
+    assert time.monotonic() - began_s < 8  # one misunderstanding costs ten seconds
+    assert fresh.status()["daemon"]["keeper_losses"] == 0
