@@ -22,6 +22,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ioengine.directories import sync_directory
 from snapshotter.chunks.bulk import BulkIo
 from snapshotter.chunks.datafile import DataFile, create_sparse
 from snapshotter.chunks.offload import offload
@@ -257,8 +258,8 @@ class ViewStore:
                 raise self.space.full(error.strerror or "full") from error
             raise
         try:
-            _sync_directory(path.parent)
-            _sync_directory(presence_path.parent)
+            sync_directory(path.parent)
+            sync_directory(presence_path.parent)
             return DataFile(path, self.space), presence
         except BaseException:
             presence.close()
@@ -269,9 +270,9 @@ class ViewStore:
         staging.settle(view_bytes)
         path, presence_path = self._data_path(staging.view), self._presence_path(staging.view)
         presence_path.unlink(missing_ok=True)
-        _sync_directory(presence_path.parent)
+        sync_directory(presence_path.parent)
         staging.path.rename(path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
         header = Header(
             staging.view, view_bytes, self._config.chunk_bytes, self._boot, False, False
         )
@@ -279,7 +280,7 @@ class ViewStore:
         try:
             presence.write_durable(_all_set(header))
             presence.readable.set(0, header.chunk_count)
-            _sync_directory(presence_path.parent)
+            sync_directory(presence_path.parent)
         finally:
             presence.close()
 
@@ -290,9 +291,9 @@ class ViewStore:
     def _remove(self, view: Digest) -> None:
         """The presence goes first, so that bytes which stay behind are nobody's."""
         self._presence_path(view).unlink(missing_ok=True)
-        _sync_directory(self.root / "presence")
+        sync_directory(self.root / "presence")
         self._data_path(view).unlink(missing_ok=True)
-        _sync_directory(self.root / "views")
+        sync_directory(self.root / "views")
 
     def _list(self) -> list[StoredView]:
         found = []
@@ -333,11 +334,3 @@ class ViewStore:
 
 def _all_set(header: Header) -> bytes:
     return ((1 << header.chunk_count) - 1).to_bytes(header.bitmap_bytes, "little")
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -17,6 +17,7 @@ from typing import BinaryIO
 import zstandard
 from blake3 import blake3
 
+from ioengine.directories import sync_directory
 from snapshotter.content import Compression, Digest
 from snapshotter.errors import EmberError, NoSpaceError, UnavailableError
 from snapshotter.image import index_layout as layout
@@ -149,10 +150,10 @@ def write_index(path: Path, draft: IndexDraft, windows: WindowsWriter | None = N
                 os.fsync(file.fileno())
             path.unlink(missing_ok=True)
             if windows is not None:
-                _sync_directory(path.parent)
+                sync_directory(path.parent)
                 windows.publish()
             temporary.rename(path)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -174,14 +175,6 @@ def open_private(path: Path) -> BinaryIO:
 
 def _temporary_name(path: Path) -> Path:
     return path.with_name(f"{path.name}{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _Writing:
