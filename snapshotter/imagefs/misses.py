@@ -238,8 +238,6 @@ class MissPump:
         except EmberError as error:
             self._complaints.add(view, extent, str(error))
             return errno.EIO
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             log.exception("filling %s at %d failed", view, extent.offset)
             self._complaints.add(view, extent, f"{type(error).__name__}: {error}")

@@ -25,11 +25,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Outcome:
-    """What went (``removed``), what stayed and why (``kept``), and how much room that made."""
+    """What went (``removed``), what stayed and why (``kept``), and how much room that made.
+
+    ``in_use``: something stayed because somebody stands on it, so the image must stay known.
+    """
 
     freed_bytes: int = 0
+    in_use: bool = False
     removed: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
+
+    def keep_in_use(self, layer: Layer, why: str) -> None:
+        """Note that ``layer`` stays since it is in use."""
+        self.in_use = True
+        self.kept.append(f"layer {layer.blob}: in use{why}")
 
 
 class Remover:
@@ -67,12 +76,12 @@ class Remover:
             if sharers:
                 outcome.kept.append(f"layer {layer.blob}: {sharers[0]} has it too")
             elif str(layer.blob) in standing:
-                outcome.kept.append(f"layer {layer.blob}: in use, a snapshot stands on it")
+                outcome.keep_in_use(layer, ", a snapshot stands on it")
             elif await self._drop_view(layer, outcome) and not data_only:
                 outcome.freed_bytes += self._shelf.bytes_on_disk(layer.blob)
                 self._shelf.drop(layer.blob)
                 self._metadata.drop(layer.blob.hex)
-        if not data_only and not any("in use" in line for line in outcome.kept):
+        if not data_only and not outcome.in_use:
             await self._catalog.forget(image.manifest)
             outcome.removed.append(f"image {image.manifest}")
         if not data_only:
@@ -93,16 +102,16 @@ class Remover:
     async def _drop_view(self, layer: Layer, outcome: Outcome) -> bool:
         """True if nothing of the layer's data is left."""
         if self._ingest.running(layer.blob, layer.diff_id):
-            outcome.kept.append(f"layer {layer.blob}: in use, it is being indexed")
+            outcome.keep_in_use(layer, ", it is being indexed")
             return False
         if await asyncio.to_thread(self._mounts.stood_on, layer.diff_id):
-            outcome.kept.append(f"layer {layer.blob}: in use by a running container")
+            outcome.keep_in_use(layer, " by a running container")
             return False
         try:
             async with self._mounts.without(layer.diff_id):
                 freed = await self._views.drop(layer.diff_id)
         except FailedPreconditionError:
-            outcome.kept.append(f"layer {layer.blob}: in use by a running container")
+            outcome.keep_in_use(layer, " by a running container")
             return False
         outcome.freed_bytes += freed
         outcome.removed.append(f"data of layer {layer.blob} ({freed} bytes)")
