@@ -27,6 +27,7 @@ NAMESPACE_KEY = "containerd-namespace"
 DEFAULT_NAMESPACE = "default"
 BLOCK = 100
 """Infos in one message of List, as containerd itself sends them."""
+_MOST_KEPT = 16_384
 
 
 class Context(Protocol):
@@ -42,6 +43,7 @@ class SnapshotsService(pb_grpc.SnapshotsServicer):  # type: ignore[misc]
 
     def __init__(self, snapshotter: Snapshotter) -> None:
         self._snapshotter = snapshotter
+        self._messages: dict[str, tuple[Info, Any]] = {}
 
     async def Prepare(self, request: Any, context: Context) -> Any:  # noqa: N802
         mounts = await _answer(
@@ -91,7 +93,17 @@ class SnapshotsService(pb_grpc.SnapshotsServicer):  # type: ignore[misc]
             block = await _answer(context, "List", _next(blocks))
             if block is None:
                 return
-            yield pb.ListSnapshotsResponse(info=[_info(info) for info in block])
+            yield pb.ListSnapshotsResponse(info=[self._listed(info) for info in block])
+
+    def _listed(self, info: Info) -> Any:
+        """The message of an Info, made once: building it costs more than to read and send it."""
+        kept, message = self._messages.get(info.name, (None, None))
+        if kept is not info:
+            message = _info(info)
+            if len(self._messages) >= _MOST_KEPT:
+                self._messages.clear()
+            self._messages[info.name] = (info, message)
+        return message
 
     async def Usage(self, request: Any, context: Context) -> Any:  # noqa: N802
         usage = await _answer(context, "Usage", self._snapshotter.usage(request.key))

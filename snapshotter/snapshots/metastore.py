@@ -182,11 +182,13 @@ def commit(
 def _retire_lazy(connection: sqlite3.Connection, chain_id: str, parent_id: int | None) -> None:
     """A layer was unpacked beside one that had been taken lazily, since that one is unfit: from
     now on only what was unpacked is found."""
-    connection.execute(
-        "DELETE FROM snapshot_labels WHERE key = ? AND value = ? AND snapshot_id IN"
-        " (SELECT id FROM snapshots WHERE layer IS NOT NULL AND parent_id IS ?)",
-        (SNAPSHOT_REF, chain_id, parent_id),
+    found = connection.execute(
+        "SELECT s.id FROM snapshots s JOIN snapshot_labels l ON l.snapshot_id = s.id"
+        " WHERE s.layer IS NOT NULL AND s.parent_id IS ? AND l.key = ? AND l.value = ?",
+        (parent_id, SNAPSHOT_REF, chain_id),
     )
+    for (snapshot_id,) in found.fetchall():
+        forget_layer(connection, snapshot_id)
 
 
 def remove(connection: sqlite3.Connection, key: str) -> Record:
@@ -221,11 +223,12 @@ def update(
             merged[key] = labels.get(key, "")
         else:
             merged = dict(labels)
-    connection.execute("UPDATE snapshots SET updated_ns = ? WHERE id = ?", (now_ns, record.id))
+    updated_ns = max(now_ns, record.info.updated_ns + 1)  # a clock set back makes no old version
+    connection.execute("UPDATE snapshots SET updated_ns = ? WHERE id = ?", (updated_ns, record.id))
     merged = {key: value for key, value in merged.items() if value}
     _put_labels(connection, record.id, merged)
     info = record.info
-    return Info(info.name, info.parent, info.kind, info.created_ns, now_ns, merged)
+    return Info(info.name, info.parent, info.kind, info.created_ns, updated_ns, merged)
 
 
 def set_usage(connection: sqlite3.Connection, snapshot_id: int, usage: Usage) -> None:
@@ -237,9 +240,15 @@ def set_usage(connection: sqlite3.Connection, snapshot_id: int, usage: Usage) ->
 
 
 def forget_layer(connection: sqlite3.Connection, snapshot_id: int) -> None:
-    """Its content is lost: no Prepare shall be told that this layer is here."""
+    """No Prepare shall be told that this layer is here: its content is lost, or unfit.
+
+    The time moves on, since it tells one state of a row from another (records.Version).
+    """
     connection.execute(
         "DELETE FROM snapshot_labels WHERE snapshot_id = ? AND key = ?", (snapshot_id, SNAPSHOT_REF)
+    )
+    connection.execute(
+        "UPDATE snapshots SET updated_ns = updated_ns + 1 WHERE id = ?", (snapshot_id,)
     )
 
 

@@ -7,8 +7,9 @@ of the answer, not of the number of snapshots.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from snapshotter.errors import FailedPreconditionError, NotFoundError
 from snapshotter.snapshots.labels import SNAPSHOT_REF
@@ -35,6 +36,23 @@ class Record:
     layer: str | None
     view: str | None
     owner_pending: bool
+
+    @property
+    def version(self) -> Version:
+        """Which state of the row this is."""
+        return Version(self.id, int(self.info.kind), self.info.updated_ns)
+
+
+class Version(NamedTuple):
+    """A state of a row: all that List says of it stays as long as these do.
+
+    A commit changes the kind, an update the time; a parent's name is that of a committed snapshot,
+    which never changes.
+    """
+
+    id: int
+    kind: int
+    updated_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +116,25 @@ def find_layer(connection: sqlite3.Connection, chain_id: str, parent_id: int | N
     return None if row is None else str(row[0])
 
 
-def page(connection: sqlite3.Connection, after_id: int, limit: int) -> list[Record]:
+def versions(connection: sqlite3.Connection, after_id: int, limit: int) -> list[Version]:
     """The next ``limit`` snapshots by id: a commit while a list is read neither hides nor doubles
     an entry, since ids stay."""
     rows = connection.execute(
-        f"SELECT {_COLUMNS} {_FROM} WHERE s.id > ? ORDER BY s.id LIMIT ?", (after_id, limit)
+        "SELECT id, kind, updated_ns FROM snapshots WHERE id > ? ORDER BY id LIMIT ?",
+        (after_id, limit),
+    )
+    return [Version(*row) for row in rows]
+
+
+def among(connection: sqlite3.Connection, ids: Sequence[int]) -> list[Record]:
+    """Those of the snapshots that there are, by id; at most a few hundred ``ids``."""
+    marks = ", ".join("?" * len(ids))
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} {_FROM} WHERE s.id IN ({marks}) ORDER BY s.id", ids
     ).fetchall()
-    if not rows:
-        return []
     labels: dict[int, dict[str, str]] = {row[0]: {} for row in rows}
     for snapshot_id, key, value in connection.execute(
-        "SELECT snapshot_id, key, value FROM snapshot_labels WHERE snapshot_id BETWEEN ? AND ?",
-        (rows[0][0], rows[-1][0]),
+        f"SELECT snapshot_id, key, value FROM snapshot_labels WHERE snapshot_id IN ({marks})", ids
     ):
         labels[snapshot_id][key] = value
     return [_record(row, labels[row[0]]) for row in rows]

@@ -27,11 +27,12 @@ from snapshotter.errors import (
     UnavailableError,
 )
 from snapshotter.snapshots import labels as known
-from snapshotter.snapshots import listing, metastore, overlay, records
+from snapshotter.snapshots import metastore, overlay, records
 from snapshotter.snapshots.claims import Claims
 from snapshotter.snapshots.creator import Creator, NewSnapshot
 from snapshotter.snapshots.database import Database
 from snapshotter.snapshots.lazy import LazyLayers, StackEntry
+from snapshotter.snapshots.listing import Listing
 from snapshotter.snapshots.measurer import Measurer
 from snapshotter.snapshots.model import Info, Kind, Mount, Usage
 from snapshotter.snapshots.records import ChainRow, Record
@@ -80,6 +81,7 @@ class Snapshotter:
         self._options = overlay.kernel_options() if options is None else options
         self._storage = Storage(root, self._config.trash_delay_s)
         self._measurer = Measurer(database, self._storage, self._config.measure_delay_s)
+        self._listing = Listing(database)
         self._creator = Creator(database, self._storage, self._clock)
         self._claims = Claims(lazy, self._config.claim_wait_s)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -178,7 +180,7 @@ class Snapshotter:
 
     async def walk(self, filters: Sequence[str], block: int = 100) -> AsyncIterator[list[Info]]:
         """All snapshots that match any of ``filters`` (none: all), in blocks; holds no lock."""
-        async for infos in listing.blocks(self._db, filters, block):
+        async for infos in self._listing.blocks(filters, block):
             yield infos
 
     async def usage(self, key: str) -> Usage:

@@ -121,3 +121,34 @@ async def test_no_verb_reads_every_row_and_chains_cost_what_they_are_long(
     assert len(everything) == len(set(everything)) == MANY
     await snapshotter.close()
     await database.close()
+
+
+async def test_a_second_list_reads_only_what_changed(filled: Path, tmp_path: Path) -> None:
+    (tmp_path / "ember.db").write_bytes(filled.read_bytes())
+    database = await Database.open(tmp_path / "ember.db", [SCHEMA])
+    snapshotter = Snapshotter(
+        database, tmp_path, PlainOnly(), SnapshotterConfig(overlay_options=())
+    )
+    first = {info.name: info async for block in snapshotter.walk([]) for info in block}
+    await snapshotter.update("name 7", {"l": "2"}, ["labels.l"])
+    await database.write(lambda c: metastore.forget_layer(c, 8))
+    await snapshotter.remove(f"name {MANY}")
+    second = {info.name: info async for block in snapshotter.walk([]) for info in block}
+    assert set(first) - set(second) == {f"name {MANY}"}
+    assert {name for name, info in second.items() if first[name] is not info} == {
+        "name 7",
+        "name 8",
+    }
+    assert second["name 7"].labels["l"] == "2"
+    assert known.SNAPSHOT_REF not in second["name 8"].labels
+    await snapshotter.close()
+    await database.close()
+
+
+async def test_a_clock_set_back_hides_no_change(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path / "ember.db", [SCHEMA])
+    await database.write(lambda c: metastore.create(c, 1, Kind.ACTIVE, "key", "", {}, 1000))
+    before = await database.write(lambda c: metastore.update(c, "key", {"l": "1"}, [], 2000))
+    after = await database.write(lambda c: metastore.update(c, "key", {"l": "2"}, [], 500))
+    assert after.updated_ns > before.updated_ns
+    await database.close()
