@@ -117,9 +117,9 @@ class Registry(Section):
     docker_config: tuple[Path, ...] = (Path("/root/.docker/config.json"),)
     credential_provider_config: Path | None = None
     credential_provider_bin_dir: Path | None = None
-    connections_per_host: Annotated[int, Field(ge=1, le=256)] = 16
-    connect_timeout: Seconds = 10.0
-    read_timeout: Seconds = 30.0
+    connections_per_host: Annotated[int, Field(ge=1, le=256)] = 48
+    connect_timeout: Annotated[Seconds, Field(gt=0)] = 10.0
+    read_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
     decision_timeout: Seconds = 3.0
 
 

@@ -36,6 +36,9 @@ from snapshotter.tiers.registry import RegistryTier
 
 log = logging.getLogger(__name__)
 
+HOSTS_TRIED = 4
+"""So many silent hosts (mirrors, storage, token services) one read may have to pass by."""
+
 
 def directory(config: Config, name: str) -> Path:
     """A directory of the cache, for root alone."""
@@ -113,17 +116,38 @@ def open_origins(
             docker_configs=settings.docker_config,
             kubelet_config=settings.credential_provider_config,
             kubelet_programs_dir=settings.credential_provider_bin_dir,
-            limits=TransportLimits(
-                connections_per_host=settings.connections_per_host,
-                connect_s=settings.connect_timeout,
-                idle_s=settings.read_timeout,
-            ),
+            limits=transport_limits(config),
         ),
         clock,
         pulls=pulls,
     )
     undo.later(client.close)
     return client
+
+
+def transport_limits(config: Config) -> TransportLimits:
+    """How long a host may take, and how many connections it gets."""
+    return TransportLimits(
+        connections_per_host=config.registry.connections_per_host,
+        connect_s=config.registry.connect_timeout,
+        idle_s=config.registry.read_timeout,
+    )
+
+
+def road_limits(config: Config) -> RoadLimits:
+    """A view whose storage hangs must leave room for the others, in slots and in connections.
+
+    The registry goes from a silent mirror on to the next host by itself, and remembers it: a tier
+    gets more patience than that takes, or the read would end before it comes to that.
+    """
+    fetch, registry = config.fetch, config.registry
+    return RoadLimits(
+        miss_timeout_s=fetch.miss_timeout,
+        demand_slots=fetch.demand_slots,
+        background_slots=fetch.background_slots,
+        most_of_one=max(1, registry.connections_per_host // 2),
+        stall_s=HOSTS_TRIED * (registry.connect_timeout + registry.read_timeout),
+    )
 
 
 def open_road(
@@ -140,11 +164,7 @@ def open_road(
         store,
         shelf,
         [RegistryTier(registry)],
-        limits=RoadLimits(
-            miss_timeout_s=config.fetch.miss_timeout,
-            demand_slots=config.fetch.demand_slots,
-            background_slots=config.fetch.background_slots,
-        ),
+        limits=road_limits(config),
         clock=clock,
         metrics=metrics,
     )

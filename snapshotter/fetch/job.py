@@ -65,7 +65,7 @@ class Job:
         self._ledger = ledger
         self._hand_over = hand_over
         self._ended = ended
-        self._ticket = Ticket(demand=demand)
+        self._ticket = Ticket(view.digest, demand=demand)
         self._transfer = Transfer(crew, view, ledger, self._ticket, board.arrived, board.is_wanted)
         self._task: asyncio.Task[None] | None = None
 

@@ -19,6 +19,8 @@ class RoadLimits:
     miss_timeout_s: float = 240.0
     demand_slots: int = 64
     background_slots: int = 4
+    most_of_one: int | None = None
+    """The most slots of each kind that one view may have, where half of all is too many."""
     workers: int = 4
     stall_s: float = 30.0
     """A tier that sends nothing for so long has failed."""

@@ -63,7 +63,9 @@ class Road:
             ranking=Ranking(
                 [guarded(tier, stall_s=self.limits.stall_s) for tier in tiers], self._clock
             ),
-            slots=Slots(self.limits.demand_slots, self.limits.background_slots),
+            slots=Slots(
+                self.limits.demand_slots, self.limits.background_slots, self.limits.most_of_one
+            ),
             decoders=DecoderPool(),
             demand_pool=self._pools[0],
             background_pool=self._pools[1],

@@ -1,23 +1,25 @@
 """Who may fetch now: demand has slots of its own, background runs only while no demand does.
 
-Invariant: no more fetches run than there are slots, but for those promoted in mid-run. It does not
-know what is fetched.
+Invariants: no more fetches run than there are slots, but for those promoted in mid-run; and no
+owner (a view) gets one more slot unless more are free than it has. So one whose origin hangs takes
+half of them, a second one a quarter, and a newcomer finds room. It does not know what is fetched.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
 
 class Ticket:
     """One fetch's place; ``demand`` may turn true at any time, by Slots.promote()."""
 
-    __slots__ = ("aside", "demand", "running", "turn")
+    __slots__ = ("aside", "demand", "owner", "running", "turn")
 
-    def __init__(self, *, demand: bool) -> None:
+    def __init__(self, owner: Hashable, *, demand: bool) -> None:
+        self.owner = owner
         self.demand = demand
         self.running = False
         self.turn: asyncio.Future[None] | None = None
@@ -25,24 +27,77 @@ class Ticket:
         """Clear while the fetch stands aside."""
 
 
-class Slots:
-    """Two bounded sets of slots, first come first served within each."""
+class _Set:
+    """Some slots and who queues for them: owners take turns, each one's first come goes first."""
 
-    def __init__(self, demand_slots: int, background_slots: int) -> None:
-        self._limits = {True: demand_slots, False: background_slots}
-        self._running = {True: 0, False: 0}
-        self._queues: dict[bool, deque[Ticket]] = {True: deque(), False: deque()}
+    def __init__(self, slots: int, most_of_one: int) -> None:
+        self._slots = slots
+        self._most_of_one = most_of_one
+        self._running: Counter[Hashable] = Counter()
+        self._queues: dict[Hashable, deque[Ticket]] = {}
+        self.running = 0
+
+    @property
+    def queued(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.running or self._queues)
+
+    def join(self, ticket: Ticket) -> None:
+        self._queues.setdefault(ticket.owner, deque()).append(ticket)
+
+    def leave(self, ticket: Ticket) -> None:
+        queue = self._queues[ticket.owner]
+        queue.remove(ticket)
+        if not queue:
+            del self._queues[ticket.owner]
+
+    def enter(self, ticket: Ticket) -> None:
+        self.running += 1
+        self._running[ticket.owner] += 1
+
+    def end(self, ticket: Ticket) -> None:
+        self.running -= 1
+        self._running[ticket.owner] -= 1
+        if not self._running[ticket.owner]:
+            del self._running[ticket.owner]
+
+    def next(self) -> Ticket | None:
+        """Take whose turn it is out of the queue; None while nobody there may run."""
+        share = min(self._slots - self.running, self._most_of_one)
+        for owner, queue in self._queues.items():
+            if self._running[owner] < share:
+                ticket = queue.popleft()
+                del self._queues[owner]
+                if queue:  # its next one comes after everybody else's
+                    self._queues[owner] = queue
+                return ticket
+        return None
+
+
+class Slots:
+    """Two bounded sets of slots; ``most_of_one`` bounds further what an owner has of each."""
+
+    def __init__(
+        self, demand_slots: int, background_slots: int, most_of_one: int | None = None
+    ) -> None:
+        self._sets = {
+            True: _Set(demand_slots, most_of_one or demand_slots),
+            False: _Set(background_slots, most_of_one or background_slots),
+        }
         self._aside: set[Ticket] = set()
 
     @property
     def running(self) -> int:
         """How many fetches run."""
-        return self._running[True] + self._running[False]
+        return sum(slots.running for slots in self._sets.values())
 
     @property
     def queued(self) -> int:
         """How many fetches wait for a slot."""
-        return len(self._queues[True]) + len(self._queues[False])
+        return sum(slots.queued for slots in self._sets.values())
 
     @asynccontextmanager
     async def hold(self, ticket: Ticket) -> AsyncIterator[None]:
@@ -51,27 +106,25 @@ class Slots:
         try:
             yield
         finally:
-            ticket.running = False
-            self._running[ticket.demand] -= 1
-            self._next()
+            self._end(ticket)
 
     def promote(self, ticket: Ticket) -> None:
         """Somebody waits for this fetch now: it queues, or goes on, as demand."""
         if ticket.demand:
             return
         if ticket.running:
-            self._running[False] -= 1
-            self._running[True] += 1
+            self._sets[False].end(ticket)
+            self._sets[True].enter(ticket)
         elif ticket.turn is not None:
-            self._queues[False].remove(ticket)
-            self._queues[True].append(ticket)
+            self._sets[False].leave(ticket)
+            self._sets[True].join(ticket)
         ticket.demand = True
         ticket.aside.set()
         self._next()
 
     async def give_way(self, ticket: Ticket, most_s: float) -> None:
         """A background fetch stands aside while demand runs, but no longer than ``most_s``."""
-        if ticket.demand or not self._is_busy:
+        if ticket.demand or not self._sets[True].is_busy:
             return
         ticket.aside.clear()
         self._aside.add(ticket)
@@ -83,41 +136,39 @@ class Slots:
         finally:
             self._aside.discard(ticket)
 
-    @property
-    def _is_busy(self) -> bool:
-        return bool(self._running[True] or self._queues[True])
-
     async def _acquire(self, ticket: Ticket) -> None:
         ticket.turn = asyncio.get_running_loop().create_future()
-        self._queues[ticket.demand].append(ticket)
+        self._sets[ticket.demand].join(ticket)
         self._next()
         try:
             await ticket.turn
         except asyncio.CancelledError:
             if ticket.running:
-                ticket.running = False
-                self._running[ticket.demand] -= 1
+                self._end(ticket)
             else:
-                self._queues[ticket.demand].remove(ticket)
-            self._next()
+                self._sets[ticket.demand].leave(ticket)
+                self._next()
             raise
         finally:
             ticket.turn = None
 
+    def _end(self, ticket: Ticket) -> None:
+        ticket.running = False
+        self._sets[ticket.demand].end(ticket)
+        self._next()
+
     def _next(self) -> None:
         """Let in whoever may run now."""
-        self._admit(demand=True)
-        if self._is_busy:
+        self._admit(self._sets[True])
+        if self._sets[True].is_busy:
             return
         for ticket in self._aside:
             ticket.aside.set()
-        self._admit(demand=False)
+        self._admit(self._sets[False])
 
-    def _admit(self, *, demand: bool) -> None:
-        queue = self._queues[demand]
-        while queue and self._running[demand] < self._limits[demand]:
-            ticket = queue.popleft()
+    def _admit(self, slots: _Set) -> None:
+        while (ticket := slots.next()) is not None:
             ticket.running = True
-            self._running[demand] += 1
+            slots.enter(ticket)
             if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_result(None)

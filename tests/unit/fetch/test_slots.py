@@ -1,4 +1,4 @@
-"""Demand runs before background, within bounds, and nothing waits that need not."""
+"""Demand runs before background, within bounds, nobody takes all, and none waits that need not."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import random
 
 import pytest
 
+from snapshotter.config import parse
+from snapshotter.daemon.opening import road_limits
 from snapshotter.fetch.slots import Slots, Ticket
 
 
 class Fetch:
-    """A fetch that holds its slot until it is told to end."""
+    """A fetch that holds its slot until it is told to end; by default its owner has no other."""
 
-    def __init__(self, slots: Slots, *, demand: bool) -> None:
-        self.ticket = Ticket(demand=demand)
+    def __init__(self, slots: Slots, *, demand: bool, owner: str | None = None) -> None:
+        self.ticket = Ticket(self if owner is None else owner, demand=demand)
         self.end = asyncio.Event()
         self.runs = False
         self.task = asyncio.create_task(self._run(slots))
@@ -93,7 +95,7 @@ async def test_background_stands_aside_until_demand_is_over() -> None:
 
 async def test_who_stands_aside_goes_on_when_somebody_waits_for_it() -> None:
     slots = Slots(2, 1)
-    background, demand = Fetch(slots, demand=False), Ticket(demand=True)
+    background, demand = Fetch(slots, demand=False), Ticket("demand", demand=True)
     await settle()
     async with slots.hold(demand):
         aside = asyncio.create_task(slots.give_way(background.ticket, 1000))
@@ -110,17 +112,117 @@ async def test_standing_aside_has_an_end() -> None:
     slots = Slots(1, 1)
     background = Fetch(slots, demand=False)
     await settle()
-    async with slots.hold(Ticket(demand=True)):
+    async with slots.hold(Ticket("demand", demand=True)):
         await slots.give_way(background.ticket, 0.01)
     background.end.set()
     await settle()
     assert slots.running == 0
 
 
+class Crowd:
+    """Fetches by name; the first letter of a name is the owner."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self._fetches: dict[str, Fetch] = {}
+
+    async def add(self, names: str, *, demand: bool = True) -> None:
+        for name in names.split():
+            self._fetches[name] = Fetch(self.slots, demand=demand, owner=name[0])
+        await settle()
+
+    async def end(self, names: str) -> None:
+        for name in names.split():
+            self._fetches.pop(name).end.set()
+        await settle()
+
+    def promote(self, name: str) -> None:
+        self.slots.promote(self._fetches[name].ticket)
+
+    def running(self) -> str:
+        return " ".join(sorted(name for name, fetch in self._fetches.items() if fetch.runs))
+
+    async def close(self) -> None:
+        await self.end(" ".join(self._fetches))
+        assert (self.slots.running, self.slots.queued) == (0, 0)
+
+
+async def test_an_owner_takes_half_at_most_and_the_next_one_half_of_what_is_left() -> None:
+    crowd = Crowd(Slots(8, 1))
+    await crowd.add("a1 a2 a3 a4 a5 a6 b1 b2 b3 b4")
+    assert crowd.running() == "a1 a2 a3 a4 b1 b2"
+    await crowd.add("c1 c2 d1 d2")
+    assert crowd.running() == "a1 a2 a3 a4 b1 b2 c1 d1"
+    await crowd.end("a1 a2")
+    assert crowd.running() == "a3 a4 b1 b2 c1 c2 d1"
+    await crowd.end("b1 b2 c1 c2 d1")
+    assert crowd.running() == "a3 a4 a5 b3 b4 d2"
+    await crowd.end("b3 b4 d2")
+    assert crowd.running() == "a3 a4 a5 a6"
+    await crowd.close()
+
+
+async def test_who_has_hung_long_leaves_room_for_those_that_come_and_go() -> None:
+    crowd = Crowd(Slots(32, 4))
+    await crowd.add(" ".join(f"a{n}" for n in range(40)))
+    assert crowd.slots.running == 16
+    for n in range(100):
+        await crowd.add(f"b{n}")
+        assert f"b{n}" in crowd.running()
+        await crowd.end(f"b{n}")
+    assert (crowd.slots.running, crowd.slots.queued) == (16, 24)
+    await crowd.close()
+
+
+async def test_owners_take_turns_however_much_each_has_to_do() -> None:
+    crowd, order = Crowd(Slots(1, 1)), []
+    await crowd.add("a1 a2 a3 b1 c1 b2")
+    for _ in range(6):
+        order.append(crowd.running())
+        await crowd.end(order[-1])
+    assert order == ["a1", "a2", "b1", "c1", "a3", "b2"]
+    await crowd.close()
+
+
+async def test_a_bound_below_half_of_the_slots_holds_too() -> None:
+    crowd = Crowd(Slots(16, 16, most_of_one=2))
+    await crowd.add("a1 a2 a3 b1 b2 b3")
+    assert crowd.running() == "a1 a2 b1 b2"
+    await crowd.end("a1 a2 a3 b1 b2 b3")
+    await crowd.add("c1 c2 c3 d1", demand=False)
+    assert crowd.running() == "c1 c2 d1"
+    await crowd.close()
+
+
+async def test_what_is_promoted_counts_among_its_owner_s_demand() -> None:
+    crowd = Crowd(Slots(4, 4))
+    await crowd.add("a1 a2", demand=False)
+    crowd.promote("a1")
+    crowd.promote("a2")
+    await crowd.add("a3 b1")
+    assert crowd.running() == "a1 a2 b1"
+    await crowd.end("a1")
+    assert crowd.running() == "a2 a3 b1"
+    await crowd.close()
+
+
+def test_one_view_leaves_connections_and_a_silent_host_is_noted_before_its_read_is_cut() -> None:
+    config = parse("", "test")
+    registry, limits = config.registry, road_limits(config)
+    assert registry.connections_per_host > limits.demand_slots + limits.background_slots
+    assert limits.stall_s >= 2 * (registry.connect_timeout + registry.read_timeout)
+    assert limits.stall_s < limits.miss_timeout_s
+    few = road_limits(parse("[registry]\nconnections_per_host = 8\n", "test"))
+    assert few.most_of_one == 4
+    assert road_limits(parse("[registry]\nconnections_per_host = 1\n", "test")).most_of_one == 1
+
+
 @pytest.mark.parametrize("seed", range(10))
 async def test_no_slot_is_lost_to_cancellations(seed: int) -> None:
     chance, slots = random.Random(seed), Slots(3, 2)
-    fetches = [Fetch(slots, demand=chance.random() < 0.5) for _ in range(30)]
+    fetches = [
+        Fetch(slots, demand=chance.random() < 0.5, owner=chance.choice("abc")) for _ in range(30)
+    ]
     for fetch in chance.sample(fetches, 30):
         what = chance.randrange(4)
         if what == 0:
