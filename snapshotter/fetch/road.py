@@ -33,6 +33,8 @@ from snapshotter.tiers.tier import Tier
 log = logging.getLogger(__name__)
 
 _LEDGERS = 8192
+_PROVE_CHUNKS = 64
+_COMPLETE_ROUNDS = 3
 
 
 class Road:
@@ -106,23 +108,48 @@ class Road:
     async def complete(self, view_id: Digest, bytes_per_s: int | None = None) -> None:
         """Bring all that is missing of a view, behind everything else; resumable at any point.
 
-        At most ``bytes_per_s`` plain bytes a second (None: as fast as it goes). Raises as
-        ensure() for the first part that cannot be had; cancel it to stop.
+        What is in doubt is read back from the disk, and fetched again where it is not right. At
+        most ``bytes_per_s`` plain bytes a second (None: as fast as it goes). Raises as ensure()
+        for the first part that cannot be had; cancel it to stop.
         """
-        lane = await self._lane(view_id)
-        view, limits = lane.view, self.limits
+        view = (await self._lane(view_id)).view
+        for _ in range(_COMPLETE_ROUNDS):
+            await self._fill(view, bytes_per_s)
+            await view.flush()
+            if not await self._prove(view, bytes_per_s):
+                return
+        raise UnavailableError(
+            f"{view.path}: what is written there comes back wrong; check this disk"
+        )
+
+    async def _fill(self, view: View, bytes_per_s: int | None) -> None:
+        limits = self.limits
         for start in range(0, view.length_bytes, limits.window_bytes):
             window = Extent(start, limits.window_bytes)
             missing = len(view.missing(window))
             if not missing:
                 continue
             started_s = self._clock.monotonic_s()
-            await self.ensure(view_id, window, demand=False)
-            if bytes_per_s:
-                due_s = missing * view.chunk_bytes / bytes_per_s
-                rest_s = due_s - (self._clock.monotonic_s() - started_s)
-                await self._clock.sleep(max(0.0, rest_s))
-        await view.flush()
+            await self.ensure(view.digest, window, demand=False)
+            await self._pace(started_s, missing * view.chunk_bytes, bytes_per_s)
+
+    async def _prove(self, view: View, bytes_per_s: int | None) -> bool:
+        """Read back all that is in doubt; whether some of it was lost."""
+        lost = 0
+        while view.unproved():
+            started_s = self._clock.monotonic_s()
+            report = await view.prove(_PROVE_CHUNKS)
+            if not report.proved and not report.lost:
+                break
+            lost += report.lost
+            count = report.proved + report.lost
+            await self._pace(started_s, count * view.chunk_bytes, bytes_per_s)
+        return lost > 0
+
+    async def _pace(self, started_s: float, done_bytes: int, bytes_per_s: int | None) -> None:
+        if bytes_per_s:
+            spent_s = self._clock.monotonic_s() - started_s
+            await self._clock.sleep(max(0.0, done_bytes / bytes_per_s - spent_s))
 
     def tally(self, view_id: Digest) -> Tally:
         """What was fetched for a view since it was first asked for; zeros if it never was."""

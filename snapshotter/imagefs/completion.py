@@ -72,18 +72,17 @@ class Completion:
                 self._awake.set()
 
     async def _round(self) -> bool:
-        """Complete what can be completed; True if something could not."""
-        failed: set[Digest] = set()
-        while views := [view for view in self._incomplete() if view not in failed]:
+        """Try once to complete each view; True if one could not be."""
+        tried: set[Digest] = set()
+        while views := [view for view in self._incomplete() if view not in tried]:
             self.current = views[0]
+            tried.add(views[0])
             try:
                 await self._road.complete(views[0], self._bytes_per_s)
             except EmberError as error:
-                failed.add(views[0])
                 log.warning("view %s can't be completed yet: %s", views[0], error)
             except Exception:
-                failed.add(views[0])
                 log.exception("completing view %s failed", views[0])
             finally:
                 self.current = None
-        return bool(failed)
+        return not tried.isdisjoint(self._incomplete())

@@ -7,16 +7,18 @@ import gc
 import random
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from snapshotter.chunks.presence import decode_header, encode_header
 from snapshotter.chunks.space import SpaceLimits
 from snapshotter.content import Digest, Extent
 from snapshotter.errors import DeadlineError, NotFoundError, UnavailableError
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.tier import FakeTier, SeededFaults
 from tests.unit.fetch.conftest import QUICK, Bench, until
-from tests.unit.image.layers import frame, frames, member, members, text
+from tests.unit.image.layers import SMALL, frame, frames, member, members, text
 
 PLAIN = text(400_123)
 
@@ -421,6 +423,36 @@ async def test_a_tier_faster_than_the_disk_is_held_back(
     await bench.open()
     view = bench.layers.add(plain, FORMS[form](plain), bench.tiers[1:])
     assert await bench.read(view, 0, len(plain), demand=demand) == plain
+
+
+async def after_a_power_loss(bench: Bench, view: Digest, *, lost: int | None = None) -> None:
+    """Open again what another boot left, chunk ``lost`` never having reached the disk."""
+    await bench.close()
+    presence = bench.root / "presence" / view.hex
+    raw = presence.read_bytes()
+    header = replace(decode_header(raw[:512]), boot=bytes(16), clean=False)
+    presence.write_bytes(encode_header(header) + raw[512:])
+    if lost is not None:
+        with (bench.root / "views" / view.hex).open("r+b") as file:
+            file.seek(lost * SMALL.chunk_bytes)
+            file.write(bytes(100))
+    await bench.open()
+
+
+@pytest.mark.parametrize("lost", [None, 3])
+async def test_completion_proves_what_a_power_loss_left_in_doubt(
+    bench: Bench, lost: int | None
+) -> None:
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    await bench.road.complete(view)
+    await after_a_power_loss(bench, view, lost=lost)
+    asked = len(bench.tier.asked)
+    await bench.road.complete(view)
+    opened = bench.store.get(view)
+    assert opened is not None
+    assert opened.complete
+    assert opened.path.read_bytes()[: len(PLAIN)] == PLAIN
+    assert len(bench.tier.asked) - asked == (0 if lost is None else 1)
 
 
 async def test_what_came_before_a_tier_broke_off_is_kept(bench: Bench) -> None:
