@@ -176,10 +176,11 @@ def _check_events(scratch: Path) -> Check:
         )
         stack.callback(_end, reader)
         events, got = _serve(group, reader, scratch / "views/v", wanted)
+    seen = "1 event" if events == 1 else f"{events} events"
     if got != wanted:
         way_out = "this kernel's EROFS does not raise pre-content events"
-        return Check(what, False, f"{events} events, and the bytes were wrong", way_out)
-    return Check(what, True, f"{events} events, right bytes")
+        return Check(what, False, f"{seen}, and the bytes were wrong", way_out)
+    return Check(what, True, f"{seen}, right bytes")
 
 
 def _serve(

@@ -7,9 +7,10 @@ each of them the few values that it needs.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -21,20 +22,29 @@ from pydantic import (
     Field,
     StrictBool,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from snapshotter.errors import ConfigError
 
 DEFAULT_PATH = Path("/etc/ember/config.toml")
+STATE_PATH_BYTES = 90
+"""Sockets live in it, and the kernel takes 107 bytes for the path of one."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?(?:/s)?", re.ASCII | re.IGNORECASE)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+def _toml(value: bool) -> str:
+    return str(value).lower()
+
+
 def _bytes(value: object) -> object:
     """``"64MiB"``, ``"200MB/s"``, ``1048576`` → bytes (K: powers of 1000, Ki: of 1024)."""
+    if isinstance(value, bool):
+        raise ValueError(f"{_toml(value)} is not a size such as 64MiB, 2GB or a number of bytes")
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value.strip())
@@ -46,6 +56,8 @@ def _bytes(value: object) -> object:
 
 def _seconds(value: object) -> object:
     """``"110s"``, ``"5m"``, ``2.5`` → seconds."""
+    if isinstance(value, bool):
+        raise ValueError(f"{_toml(value)} is not a duration such as 500ms, 110s, 5m")
     if not isinstance(value, str):
         return value
     match = _DURATION.fullmatch(value.strip())
@@ -62,7 +74,24 @@ def _absolute(path: Path) -> Path:
     return path
 
 
-Directory = Annotated[Path, AfterValidator(_absolute)]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+
+
+def _socket(value: object) -> object:
+    """The kubelet and crictl write ``unix:///run/x.sock``; here that is the path."""
+    return value.removeprefix("unix://") if isinstance(value, str) else value
+
+
+Socket = Annotated[AbsolutePath, BeforeValidator(_socket)]
+
+
+def _registry(name: str) -> str:
+    if not name or re.search(r"[/\s@]", name):
+        raise ValueError(f"{name!r} is not a registry's host or host:port")
+    return name
+
+
+RegistryName = Annotated[str, AfterValidator(_registry)]
 
 
 def _endpoint(address: str) -> str:
@@ -73,7 +102,8 @@ def _endpoint(address: str) -> str:
 
 
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
+SomeSeconds = Annotated[Seconds, Field(gt=0)]
 
 
 class Section(BaseModel):
@@ -85,9 +115,9 @@ class Section(BaseModel):
 class Containerd(Section):
     """Where containerd is and what it calls this snapshotter."""
 
-    address: Path = Path("/run/containerd/containerd.sock")
-    snapshotter: str = "ember"
-    timeout: Annotated[Seconds, Field(gt=0)] = 3.0
+    address: Socket = Path("/run/containerd/containerd.sock")
+    snapshotter: Annotated[str, Field(min_length=1)] = "ember"
+    timeout: SomeSeconds = 3.0
 
 
 class FirstPull(Section):
@@ -112,28 +142,28 @@ class Registry(Section):
             )
         return self
 
-    hosts_dir: Path = Path("/etc/containerd/certs.d")
-    plain_http: tuple[str, ...] = ()
-    docker_config: tuple[Path, ...] = (Path("/root/.docker/config.json"),)
-    credential_provider_config: Path | None = None
-    credential_provider_bin_dir: Path | None = None
+    hosts_dir: AbsolutePath = Path("/etc/containerd/certs.d")
+    plain_http: tuple[RegistryName, ...] = ()
+    docker_config: tuple[AbsolutePath, ...] = (Path("/root/.docker/config.json"),)
+    credential_provider_config: AbsolutePath | None = None
+    credential_provider_bin_dir: AbsolutePath | None = None
     connections_per_host: Annotated[int, Field(ge=1, le=256)] = 48
     connect_timeout: Annotated[Seconds, Field(gt=0)] = 10.0
     read_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
-    decision_timeout: Seconds = 3.0
+    decision_timeout: SomeSeconds = 3.0
 
 
 class CriProxy(Section):
     """The image-service proxy that sees pod pull secrets; off unless an address is given."""
 
-    address: Directory | None = None
-    upstream: Directory | None = None
+    address: Socket | None = None
+    upstream: Socket | None = None
 
 
 class Fetch(Section):
     """The road: how long a reader waits, and how much goes on at once."""
 
-    miss_timeout: Seconds = 300.0
+    miss_timeout: SomeSeconds = 300.0
     demand_slots: Annotated[int, Field(ge=1, le=1024)] = 32
     background_slots: Annotated[int, Field(ge=1, le=256)] = 4
     readahead: Bytes = 512 * 1024
@@ -151,7 +181,7 @@ class Cache(Section):
     """L1 on local disk."""
 
     ballast: Bytes = 64 * 1024 * 1024
-    flush_interval: Seconds = 5.0
+    flush_interval: SomeSeconds = 5.0
 
 
 class Lazy(Section):
@@ -176,8 +206,8 @@ class Metrics(Section):
 class Config(Section):
     """The whole file."""
 
-    root: Directory = Path("/var/lib/ember")
-    state: Directory = Path("/run/ember")
+    root: AbsolutePath = Path("/var/lib/ember")
+    state: AbsolutePath = Path("/run/ember")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     containerd: Containerd = Containerd()
@@ -191,6 +221,13 @@ class Config(Section):
     engine: Engine = Engine()
     metrics: Metrics = Metrics()
 
+    @field_validator("state")
+    @classmethod
+    def _room_for_sockets(cls, state: Path) -> Path:
+        if len(os.fsencode(state)) > STATE_PATH_BYTES:
+            raise ValueError(f"longer than {STATE_PATH_BYTES} bytes: sockets in it need room")
+        return state
+
     @property
     def socket(self) -> Path:
         """Where containerd and the command line reach the daemon."""
@@ -199,6 +236,35 @@ class Config(Section):
 
 def _key(location: Iterable[int | str]) -> str:
     return ".".join(str(part) for part in location)
+
+
+_WORDS = {
+    "extra_forbidden": "no such key (docs/configuration.md lists them all)",
+    "tuple_type": 'must be a list, such as ["a", "b"]',
+    "string_type": "must be text in quotes",
+    "string_too_short": "must not be empty",
+    "path_type": "must be a path in quotes",
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a number that ends",
+    "literal_error": "must be {expected}",
+    "model_type": "must be a table",
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than_equal": "must be at most {le:g}",
+}
+"""The library's errors in the words of a TOML file."""
+
+
+def _fault(error: Mapping[str, Any]) -> str:
+    words = _WORDS.get(error["type"])
+    if words is None:
+        return str(error["msg"]).removeprefix("Value error, ")
+    return words.format(**error.get("ctx", {}))
 
 
 def parse(text: str, source: str) -> Config:
@@ -210,15 +276,7 @@ def parse(text: str, source: str) -> Config:
     try:
         return Config.model_validate(table)
     except ValidationError as error:
-        faults = []
-        for fault in error.errors():
-            key = _key(fault["loc"])
-            if fault["type"] == "extra_forbidden":
-                faults.append(
-                    f"{source}: {key}: no such key (docs/configuration.md lists them all)"
-                )
-            else:
-                faults.append(f"{source}: {key}: {fault['msg'].removeprefix('Value error, ')}")
+        faults = [f"{source}: {_key(fault['loc'])}: {_fault(fault)}" for fault in error.errors()]
         raise ConfigError("\n".join(faults)) from None
 
 

@@ -62,6 +62,8 @@ def parse_reference(text: str) -> Reference:
 
     Without a registry it is Docker Hub (``nginx`` = ``docker.io/library/nginx:latest``).
     """
+    if not text:
+        raise InvalidArgumentError("image reference is empty")
     rest, at, digest_text = text.partition("@")
     digest = Digest.parse(digest_text) if at else None
     tag = None

@@ -7,6 +7,7 @@ read. Every wait has an end: connecting, waiting for the head, and a body that s
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -204,6 +205,28 @@ _USER_IN_URL = re.compile(r"//[^/@\s]*@")
 
 
 def _reason(error: BaseException) -> str:
-    """What a library's error says, without what may be secret in a URL (user, query)."""
+    """What a library's error says, without what may be secret in a URL (user, query).
+
+    Of a failed connection the library also prints its TLS settings, as an object with an address.
+    """
     text = str(error) or type(error).__name__
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        text = f"the certificate of {error.host} is not trusted ({_cause(error.certificate_error)})"
+    elif isinstance(error, aiohttp.ClientConnectorError):
+        text = f"cannot connect to {error.host}:{error.port}: {_cause(error.os_error)}"
     return _USER_IN_URL.sub("//", text.partition("?")[0])[:300]
+
+
+def _cause(error: Exception) -> str:
+    """The operating system's or the TLS library's own words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if isinstance(error, ssl.SSLError):
+        reason = (error.reason or "the handshake failed").replace("_", " ").lower()
+        if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
+            return f"it does not speak TLS ({reason}); registry.plain_http allows it to"
+        return f"TLS: {reason}"
+    if isinstance(error, OSError):
+        number = error.errno or 0
+        return os.strerror(number) if number > 0 else error.strerror or str(error)
+    return str(error)

@@ -68,7 +68,22 @@ def test_sizes_and_durations_may_be_written_as_people_do() -> None:
         ('[metrics]\naddress = "9464"', "metrics.address: '9464' is not host:port"),
         ('[cri_proxy]\naddress = "rel.sock"', "cri_proxy.address: 'rel.sock' is not an absolute"),
         ('[containerd]\ntimeout = "0s"', "containerd.timeout: "),
-        ('[completion]\nenabled = "yes"', "completion.enabled: "),
+        ('[completion]\nenabled = "yes"', "completion.enabled: must be true or false"),
+        ('[registry]\nplain_http = "a"', "registry.plain_http: must be a list, such as "),
+        ('[registry]\nplain_http = ["http://a"]', "'http://a' is not a registry's host"),
+        ('[registry]\ndocker_config = ["~/config.json"]', "is not an absolute path"),
+        ("root = 5", "root: must be a path in quotes"),
+        ("fetch = 1", "fetch: must be a table"),
+        ("[cache]\nballast = true", "cache.ballast: true is not a size"),
+        ("[fetch]\nmiss_timeout = true", "fetch.miss_timeout: true is not a duration"),
+        ("[fetch]\nmiss_timeout = 0", "fetch.miss_timeout: must be more than 0"),
+        ("[fetch]\nmiss_timeout = inf", "fetch.miss_timeout: must be a number that ends"),
+        ("[fetch]\ndemand_slots = 1.5", "fetch.demand_slots: must be a whole number"),
+        ('[fetch]\ndemand_slots = "1O"', "fetch.demand_slots: must be a whole number"),
+        ("[fetch]\ndemand_slots = 1025", "fetch.demand_slots: must be at most 1024"),
+        ("[first_pull]\nmode = 1", "must be 'auto', 'stream' or 'overlay'"),
+        ('[containerd]\naddress = "unix:/a"', "'unix:/a' is not an absolute path"),
+        (f'state = "/{"x" * 90}"', "state: longer than 90 bytes"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_file_and_key(text: str, named: str) -> None:
@@ -76,6 +91,13 @@ def test_what_cannot_be_used_is_named_with_file_and_key(text: str, named: str) -
         parse(text, "/etc/ember/config.toml")
     assert "/etc/ember/config.toml: " in str(caught.value)
     assert named in str(caught.value)
+    library = ("Input should", "tuple", "<class", "pydantic")
+    assert not [word for word in library if word in str(caught.value)]
+
+
+def test_a_socket_may_be_written_as_the_kubelet_writes_it() -> None:
+    config = parse('[containerd]\naddress = "unix:///run/k3s/containerd.sock"', "x")
+    assert config.containerd.address == Path("/run/k3s/containerd.sock")
 
 
 def test_every_fault_of_a_file_is_reported_at_once() -> None:
