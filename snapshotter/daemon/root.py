@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -142,7 +143,7 @@ class Daemon:
                 started_s=started_s,
             )
         )
-        await self._serve(base.database, layers, operations)
+        await self._serve(base.database, layers, layer_mounts.sweep, operations)
         await opening.serve_cri(self._config, pulls, self._undo)
         opening.serve_metrics(self._config, metrics, self._undo)
         self._data_path = base.data_path
@@ -274,7 +275,11 @@ class Daemon:
         return completion
 
     async def _serve(
-        self, database: Database, layers: Layers, operations: DaemonOperations
+        self,
+        database: Database,
+        layers: Layers,
+        sweep: Callable[[], Awaitable[None]],
+        operations: DaemonOperations,
     ) -> None:
         snapshotter = Snapshotter(
             database,
@@ -285,6 +290,7 @@ class Daemon:
         )
         await snapshotter.start()
         self._undo.later(snapshotter.close)
+        await sweep()
         server = RpcServer(
             self._config.socket,
             [

@@ -38,8 +38,13 @@ class LayerScanner(Protocol):
         ...
 
 
+def device_tag(view: Digest) -> bytes:
+    """What a metadata image calls its data: the view's digest in hex, as far as it fits."""
+    return view.hex[:DEVICE_TAG_BYTES].encode("ascii")
+
+
 class TarLayerScanner:
-    """Reads the plain bytes as tar; the image's device tag is the view's digest in hex."""
+    """Reads the plain bytes as tar."""
 
     def __init__(self, limits: ScanLimits) -> None:
         self._scanner = TarScanner(limits)
@@ -49,6 +54,5 @@ class TarLayerScanner:
 
     def finish(self, view: Digest, view_bytes: int) -> LayerMetadata:
         tree = self._scanner.finish()
-        tag = view.hex[:DEVICE_TAG_BYTES].encode()
-        erofs = write_erofs(tree, device_bytes=view_bytes, device_tag=tag)
+        erofs = write_erofs(tree, device_bytes=view_bytes, device_tag=device_tag(view))
         return LayerMetadata(erofs, tree.needs_chain, tree.entries)

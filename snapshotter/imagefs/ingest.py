@@ -233,6 +233,8 @@ class Ingest:
     ) -> None:
         staging = self._stage(job.diff_id) if keep else None
         began_s = self._clock.monotonic_s()
+        loop = asyncio.get_running_loop()
+        indexer: LayerIndexer | None = None
         try:
             indexer = LayerIndexer(
                 job.blob.digest,
@@ -242,7 +244,6 @@ class Ingest:
                 directory=self._directory,
             )
             await self._feed(job, indexer, source)
-            loop = asyncio.get_running_loop()
             index = await loop.run_in_executor(self._executor, indexer.finish)
             if staging is not None:
                 await staging.seal(index)
@@ -250,6 +251,9 @@ class Ingest:
             if staging is not None:
                 await asyncio.shield(staging.discard())
             raise
+        finally:
+            if indexer is not None:
+                await asyncio.shield(loop.run_in_executor(self._executor, indexer.close))
         if keep:
             self._learn_rate(job, self._clock.monotonic_s() - began_s)
             while len(self._streamed) >= FINISHED_JOBS:

@@ -67,7 +67,8 @@ class LayerMounts:
         After a reboot nothing is mounted and every link dangles: a mount that comes before Ember
         was asked fails, and never sees an empty layer.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.chmod(0o700)  # set-user-ID programs of images are not for local users
         there = {mount.target for mount in mounts.mountinfo()}
         for record in sorted(self.directory.glob("*.json")):
             target = record.with_suffix("")
@@ -84,6 +85,18 @@ class LayerMounts:
             if link.is_symlink():
                 self._users.setdefault(link.readlink(), set()).add(link)
         return list(self._mounted.values())
+
+    async def sweep(self) -> None:
+        """Unmount what no snapshot stands on: an earlier daemon died between a removal and this.
+
+        Called once the snapshots' directories are in order, and before any snapshot is made.
+        """
+        for mounted in self.instances():
+            async with self._lock(mounted.view):
+                users = self._users.get(mounted.target, set())
+                users.difference_update([link for link in users if not link.is_symlink()])
+                if not users:
+                    await self._detach(mounted)
 
     def instances(self) -> list[Mounted]:
         """Every EROFS instance that is mounted."""

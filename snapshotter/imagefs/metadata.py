@@ -19,6 +19,7 @@ from snapshotter.image.erofs_reader import ErofsReader
 from snapshotter.image.erofs_writer import write_erofs
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.lower import DirectoryLayer, ErofsLayer, LowerLayer
+from snapshotter.image.scan import device_tag
 from snapshotter.snapshots.lazy import StackEntry
 
 KEY_HEX = 32
@@ -61,7 +62,7 @@ class MetadataImages:
             same.touch()
             return self._write(plain, index.erofs)
         image = write_erofs(
-            adapted, device_bytes=index.view_bytes, device_tag=index.diff_id.hex.encode("ascii")
+            adapted, device_bytes=index.view_bytes, device_tag=device_tag(index.diff_id)
         )
         return self._write(key, memoryview(image))
 

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import tarfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -240,3 +241,22 @@ async def test_a_lie_about_one_blob_does_not_hold_up_who_says_the_truth(scene: S
     assert await scene.ingest.wait(truth, 30)
     with pytest.raises(EmberError):
         await scene.ingest.wait(lie, 30)
+
+
+@pytest.mark.parametrize("how", ["broken", "stopped", "lying"])
+async def test_a_stream_that_fails_leaves_no_thread_and_no_file(
+    scene: Scene, tmp_path: Path, how: str
+) -> None:
+    blob = scene.add(gzip.compress(PLAIN), named=b"something else" if how == "lying" else None)
+    scene.error = UnavailableError("the registry went away") if how == "broken" else None
+    if how == "stopped":
+        scene.gate.clear()
+    job = scene.ingest.start(blob, sha256(PLAIN))
+    if how == "stopped":
+        assert not await scene.ingest.wait(job, 0.05)
+        await scene.ingest.close()
+    else:
+        with pytest.raises(EmberError):
+            await scene.ingest.wait(job, 30)
+    assert list(tmp_path.iterdir()) == []
+    assert [t.name for t in threading.enumerate() if t.name.startswith("ember-index")] == []

@@ -1,0 +1,40 @@
+"""Metadata images: made for the chain where a layer needs one, whatever digest its view has."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from snapshotter.content import Digest
+from snapshotter.image.index import LayerIndex
+from snapshotter.image.indexer import LayerIndexer
+from snapshotter.imagefs.metadata import MetadataImages
+from snapshotter.snapshots.lazy import StackEntry
+from tests.cases.tars import directory, file, layer
+
+BELOW = layer(directory(b"opt", mode=0o750))
+ABOVE = layer(file(b"opt/tool/run", b"x" * 1000))
+
+
+def index_of(plain: bytes, folder: Path, algorithm: str) -> LayerIndex:
+    blob = Digest("sha256", hashlib.sha256(plain).hexdigest())
+    view = Digest(algorithm, hashlib.new(algorithm, plain).hexdigest())
+    with LayerIndexer(blob, view, blob_bytes=len(plain), sink=None, directory=folder) as indexer:
+        indexer.feed(plain)
+        return indexer.finish()
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
+def test_a_layer_that_needs_its_chain_gets_an_image_of_it(tmp_path: Path, algorithm: str) -> None:
+    lower = tmp_path / "lower"
+    (lower / "opt").mkdir(parents=True, mode=0o750)
+    index = index_of(ABOVE, tmp_path, algorithm)
+    assert index.needs_chain
+    images = MetadataImages(tmp_path)
+    entry = StackEntry(1, "below", lower, None, None, None)
+    made = images.of(index, [(entry, "")])
+    assert made.path.exists()
+    assert made.key.startswith(index.layer.hex)
+    assert images.of(index, [(entry, "")]) == made
