@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -193,8 +193,7 @@ class LayerMounts:
     def stood_on(self, view: Digest) -> bool:
         """Whether another mount shows an instance of ``view``: an overlay on it, or a bind.
 
-        Looked for by directory, so an overlay of somebody else with the same relative names
-        counts too; the proof that nobody has the file open is the kernel's, later.
+        Looked for by directory; the proof that nobody has the file open is the kernel's, later.
         """
         there = mounts.mountinfo()
         for mounted in self.of_view(view):
@@ -202,9 +201,8 @@ class LayerMounts:
             devices = {mount.device for mount in own}
             if any(m.device in devices and m.target != mounted.target for m in there):
                 return True
-            links = self._users.get(mounted.target, set())
-            names = {f"{link.parent.name}/{link.name}" for link in links} | {str(mounted.target)}
-            if any(_lower_names(mount) & names for mount in there if mount.kind == "overlay"):
+            layers = {mounted.target, *self._users.get(mounted.target, ())}
+            if any(stacks(mount, layers) for mount in there if mount.kind == "overlay"):
                 return True
         return False
 
@@ -240,15 +238,24 @@ class LayerMounts:
         mounted.target.rmdir()
 
 
-def _lower_names(mount: mounts.Mount) -> set[str]:
-    """The lower directories of an overlay: whole, and by their last two names."""
-    found = set()
-    for option in mount.super_options:
-        key, _, value = option.partition("=")
-        if key.startswith("lowerdir"):
-            for lower in value.split(":"):
-                found |= {lower, "/".join(lower.split("/")[-2:])}
-    return found
+def stacks(overlay: mounts.Mount, layers: Collection[Path]) -> bool:
+    """Whether one of ``layers`` (N/fs in the snapshots' directory, or a mount point) is below it.
+
+    Many lower directories are given by names like ``12/fs``, and from where is not to be seen.
+    Other snapshotters have those too, but where there is an upper directory it is beside the lower.
+    """
+    options = [option.partition("=")[::2] for option in overlay.super_options]
+    lower = [
+        each for key, value in options if key.startswith("lowerdir") for each in value.split(":")
+    ]
+    uppers = [Path(value) for key, value in options if key == "upperdir"]
+    for layer in layers:
+        if str(layer) in lower:
+            return True
+        beside = not uppers or uppers[0].parent.parent == layer.parent.parent
+        if beside and f"{layer.parent.name}/{layer.name}" in lower:
+            return True
+    return False
 
 
 def _unmount(target: Path) -> None:
