@@ -34,6 +34,8 @@ class Ember:
         self._containerd_address = containerd_address
         self._server: Server | None = None
         self.namespace = link.name
+        self.environment: dict[str, str] = {}
+        """What the daemon is started with, over this process's own."""
 
     @property
     def pid(self) -> int:
@@ -76,6 +78,7 @@ class Ember:
             "ember serve",
             [*self.link.enter(), *python, "serve", "--config", str(self.configuration)],
             log=self.directory / "log",
+            env=self.environment,
             cwd=ROOT,
         )
         self._server.wait_until(self._answers)

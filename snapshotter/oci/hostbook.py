@@ -1,13 +1,15 @@
 """Which hosts to ask for a blob now, in order: the files of certs.d plus what was learnt.
 
 Learnt are three things, all forgotten after a while: a host that answers ranges with whole
-bodies, one that did not answer or broke off (a dead mirror must not cost every read a timeout),
-and one whose bytes for a blob failed their digest. Files are looked at again from time to time,
-never on every read.
+bodies, one that failed or broke off (a dead mirror must not cost every read a timeout), and one
+that a blob was not had from, for it has none, lied about it, or gave bytes that failed their
+digest. Whom something was noted of last is asked last, nobody is left out. Files are looked at
+again from time to time, never on every read.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,12 +34,13 @@ class HostBook:
         self._hosts: Recollection[str, tuple[object, list[Host]]] = Recollection(clock, _RECHECK_S)
         self._loaded: Recollection[str, tuple[object, list[Host]]] = Recollection(clock, 86400)
         self._rangeless: Recollection[tuple[str, str], bool] = Recollection(clock, _LEARNT_S)
-        self._silent: Recollection[str, bool] = Recollection(clock, _SILENT_S)
-        self._suspects: Recollection[tuple[str, Digest], frozenset[str]]
+        self._notes = itertools.count(1)
+        self._failed: Recollection[str, int] = Recollection(clock, _SILENT_S)
+        self._suspects: Recollection[tuple[str, Digest], dict[str, int]]
         self._suspects = Recollection(clock, _LEARNT_S)
 
     def hosts(self, registry: str, capability: str) -> list[Host]:
-        """The hosts that have ``capability`` for ``registry``, mirrors first, silent ones last.
+        """The hosts that have ``capability`` for ``registry``, mirrors first, failing ones last.
 
         Raises ConfigError if the registry's hosts.toml can't be used.
         """
@@ -51,7 +54,7 @@ class HostBook:
                 self._loaded.put(registry, known)
             self._hosts.put(registry, known)
         able = [host for host in known[1] if capability in host.capabilities]
-        return sorted(able, key=lambda host: host.base in self._silent)
+        return sorted(able, key=lambda host: self._failed.get(host.base) or 0)
 
     def _stamp(self, registry: str) -> object:
         """Changes when the registry's directory, its hosts.toml or the directory's entries do."""
@@ -68,22 +71,22 @@ class HostBook:
         return tuple(found)
 
     def for_blob(self, registry: str, repository: str, digest: Digest) -> list[Host]:
-        """The hosts to pull a blob from: those whose bytes for it were wrong come last."""
+        """The hosts to pull a blob from: those that it was not had from come last."""
         hosts = self.hosts(registry, "pull")
         suspects = self._suspects.get((f"{registry}/{repository}", digest))
         if suspects:
-            hosts.sort(key=lambda host: host.base in suspects)
+            hosts.sort(key=lambda host: suspects.get(host.base, 0))
         return hosts
 
     def suspect(self, name: str, digest: Digest, host: Host) -> None:
-        """``host`` gave bytes for a blob of ``name`` (registry/repository) that failed their
-        digest."""
-        known = self._suspects.get((name, digest)) or frozenset()
-        self._suspects.put((name, digest), known | {host.base})
+        """A blob of ``name`` (registry/repository) was not had from ``host``: it has none, lied
+        about it, or gave bytes that failed their digest."""
+        known = self._suspects.get((name, digest)) or {}
+        self._suspects.put((name, digest), {**known, host.base: next(self._notes)})
 
-    def note_silent(self, host: Host) -> None:
-        """``host`` gave no answer, or broke off in the middle of one."""
-        self._silent.put(host.base, True)
+    def note_failed(self, host: Host) -> None:
+        """``host`` gave no answer or none that is of use, or broke off in the middle of one."""
+        self._failed.put(host.base, next(self._notes))
 
     def note_rangeless(self, host: Host, repository: str) -> None:
         """``host`` does not serve ranges of this repository."""

@@ -16,6 +16,7 @@ from typing import TypeVar
 from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Digest, Extent
 from snapshotter.errors import (
+    BusyError,
     CorruptError,
     DeadlineError,
     EmberError,
@@ -26,11 +27,12 @@ from snapshotter.errors import (
 )
 from snapshotter.oci.answers import error_for, expect_range, expect_whole
 from snapshotter.oci.auth import AuthorizingSender
-from snapshotter.oci.credentials import Credential, Login, MemoryCredentials
+from snapshotter.oci.credentials import Credential, Login, MemoryCredentials, Wanted
 from snapshotter.oci.documents import ACCEPT, DOCUMENT_LIMIT_BYTES, check_content, digest_of
-from snapshotter.oci.exchange import NoAnswerError, Request, Response, read_body
+from snapshotter.oci.exchange import Request, Response, read_body
 from snapshotter.oci.hostbook import HostBook
 from snapshotter.oci.hosts import Host
+from snapshotter.oci.manifest import parse_manifest
 from snapshotter.oci.platform import Platform
 from snapshotter.oci.recollection import Recollection
 from snapshotter.oci.reference import Reference, split_name
@@ -112,10 +114,19 @@ class RegistryClient:
             told = response.headers.get("Docker-Content-Digest")
             digest = _named_digest(reference, told, body, what)
             check_content(body, digest, what, size_bytes)
-            return FetchedManifest(body, digest, response.headers.get("Content-Type", ""))
+            content_type = response.headers.get("Content-Type", "")
+            if reference.digest is None:  # no digest tells a manifest from a portal's login page
+                parse_manifest(body, content_type, what)
+            return FetchedManifest(body, digest, content_type)
 
-        hosts = self._book.hosts(registry, "pull" if reference.digest else "resolve")
-        return await self._first(hosts, repository, within_deadline(fetch, what), what)
+        if reference.digest is None:
+            hosts = self._book.hosts(registry, "resolve")
+        else:
+            hosts = self._book.for_blob(registry, repository, reference.digest)
+        wanted = Wanted(registry, repository)
+        return await self._first(
+            hosts, wanted, reference.digest, within_deadline(fetch, what), what
+        )
 
     async def document(self, blob: BlobRef) -> bytes:
         """A small blob (a config), whole, held to its digest and length."""
@@ -133,7 +144,8 @@ class RegistryClient:
             return body
 
         hosts = self._book.for_blob(registry, repository, blob.digest)
-        return await self._first(hosts, repository, within_deadline(fetch, what), what)
+        wanted = Wanted(registry, repository)
+        return await self._first(hosts, wanted, blob.digest, within_deadline(fetch, what), what)
 
     def stream(self, blob: BlobRef) -> AsyncGenerator[bytes, None]:
         """The whole blob. A broken connection is taken up where it broke, without the caller
@@ -163,7 +175,7 @@ class RegistryClient:
         """A body of ``blob`` ended too early: other hosts, if there are any, come first now."""
         host = self._served.get((blob.repository, blob.digest))
         if host is not None:
-            self._book.note_silent(host)
+            self._book.note_failed(host)
 
     def suspect(self, blob: BlobRef) -> None:
         """Tell that bytes of ``blob`` failed their digest: the host that gave them last is asked
@@ -192,7 +204,8 @@ class RegistryClient:
             self._served.put((blob.repository, blob.digest), host)
             return response
 
-        return await self._first(hosts, repository, open_at, name_of(blob))
+        wanted = Wanted(registry, repository)
+        return await self._first(hosts, wanted, blob.digest, open_at, name_of(blob))
 
     def _ranged(self, hosts: list[Host], repository: str, blob: BlobRef) -> list[Host]:
         able = [host for host in hosts if not self._book.is_rangeless(host, repository)]
@@ -203,7 +216,8 @@ class RegistryClient:
     async def _first(
         self,
         hosts: list[Host],
-        repository: str,
+        wanted: Wanted,
+        digest: Digest | None,
         work: Callable[[Host], Awaitable[T]],
         what: str,
     ) -> T:
@@ -212,15 +226,19 @@ class RegistryClient:
         for host in hosts:
             try:
                 return await work(host)
-            except RangeUnsupportedError as error:
-                self._book.note_rangeless(host, repository)
-                failures.append((host, error))
-            except (NoAnswerError, DeadlineError) as error:
-                self._book.note_silent(host)
-                failures.append((host, error))
             except EmberError as error:
+                self._learn(host, wanted, digest, error)
                 failures.append((host, error))
         raise _summary(failures, what)
+
+    def _learn(self, host: Host, wanted: Wanted, digest: Digest | None, error: EmberError) -> None:
+        """What a failure says of ``host``; quiet and refusals are remembered where they arise."""
+        if isinstance(error, RangeUnsupportedError):
+            self._book.note_rangeless(host, wanted.repository)
+        elif isinstance(error, UnavailableError) and not isinstance(error, BusyError):
+            self._book.note_failed(host)
+        elif digest is not None and isinstance(error, NotFoundError | CorruptError):
+            self._book.suspect(wanted.image, digest, host)
 
 
 def within_deadline(

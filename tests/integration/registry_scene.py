@@ -12,6 +12,7 @@ import ctypes
 import os
 import random
 import re
+import ssl
 import subprocess
 import threading
 import time
@@ -58,15 +59,20 @@ class Registries:
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
 
-    def start(self, address: str = "127.0.0.1") -> FakeRegistry:
-        registry = FakeRegistry(address=address)
+    def start(
+        self, address: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> FakeRegistry:
+        registry = FakeRegistry(tls, address)
+        registry.port = port
         self.do(registry.start())
         return registry
 
     @contextlib.contextmanager
-    def another(self, address: str = "127.0.0.1") -> Iterator[FakeRegistry]:
+    def another(
+        self, address: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+    ) -> Iterator[FakeRegistry]:
         """One more registry for a while."""
-        registry = self.start(address)
+        registry = self.start(address, port, tls)
         try:
             yield registry
         finally:
@@ -106,15 +112,22 @@ class Scene:
             registry.add_manifest(case.repository, document, kind, tag)
         return f"{registry.authority}/{case.repository}:1"
 
-    def lazily(self, case: ImageCase) -> str:
+    def lazily(self, case: ImageCase, registry: FakeRegistry | None = None) -> str:
         """Have the image's index here and none of its bytes."""
-        reference = self.add(case)
-        assert self.node.pull(reference).lazy_layers == 2
+        registry = registry or self.registry
+        reference = self.add(case, registry)
+        self.pull_index(reference, case)
+        registry.seen.clear()
+        return reference
+
+    def pull_index(self, reference: str, case: ImageCase) -> None:
+        """A first pull, its data dropped."""
+        pulled = self.node.pull(reference)
+        assert pulled.lazy_layers == 2, pulled.reason
         with self.node.mounted(case.chain_id):
             pass
-        assert not self.node.drop(reference).kept
-        self.registry.seen.clear()
-        return reference
+        kept = self.node.drop(reference).kept
+        assert not kept, kept
 
     def log_since(self, mark: int) -> str:
         return self.node.ember.log()[mark:]
@@ -130,14 +143,19 @@ class Scene:
 
 @contextlib.contextmanager
 def scene_in(
-    directory: Path, more: Callable[[Path], str] = lambda directory: ""
+    directory: Path,
+    more: Callable[[Path], str] = lambda directory: "",
+    *,
+    miss_s: float = MISS_S,
+    level: str = "info",
+    environment: dict[str, str] | None = None,
 ) -> Iterator[Scene]:
     """A scene with short patience; ``more`` gives further lines for the table [registry]."""
     root = Path("/var/tmp") / f"ember-{directory.name}-{os.getpid()}"
-    fetch = f"[fetch]\nmiss_timeout = {MISS_S}\nreadahead = 0\n"
+    fetch = f'log_level = "{level}"\n[fetch]\nmiss_timeout = {miss_s}\nreadahead = 0\n'
     registry = f"[registry]\nread_timeout = 2\n{more(directory)}"
     try:
-        with node_on(directory, root, fetch + registry) as node:
+        with node_on(directory, root, fetch + registry, environment) as node:
             registries = Registries(node.bed.name)
             made = Scene(node, registries)
             yield made

@@ -29,14 +29,18 @@ GROUP = "anon_inode:[fanotify]"
 
 
 @contextlib.contextmanager
-def node_on(cache: Path, root: Path, more: str = "") -> Iterator[Node]:
-    """A node whose Ember keeps its cache in ``root``."""
+def node_on(
+    cache: Path, root: Path, more: str = "", environment: dict[str, str] | None = None
+) -> Iterator[Node]:
+    """A node whose Ember keeps its cache in ``root``; ``more`` goes around its configuration."""
     with Bed(Shape(0), cache=cache) as bed:
         ember = bed.ember(1)
         ember.root = root
+        ember.environment.update(environment or {})
         ember.configure()
-        with ember.configuration.open("a") as file:
-            file.write(more)
+        keys, bracket, tables = more.partition("[")
+        text = ember.configuration.read_text()
+        ember.configuration.write_text(keys + text + bracket + tables)
         containerd = bed.containerd(1, ember_socket=ember.socket, ember_root=ember.root)
         ember.start()
         with Node(bed, ember, containerd) as made:
