@@ -132,15 +132,15 @@ class Node:
         return set(self.containerd.ctr("content", "ls", "-q").split())
 
     @contextlib.contextmanager
-    def mounted(
+    def snapshot(
         self,
         chain_id: str,
         *,
         snapshotter: str = "ember",
         namespace: str = "",
         writable: bool = False,
-    ) -> Iterator[Path]:
-        """What a container on ``chain_id`` would see: a snapshot of it, mounted."""
+    ) -> Iterator[Callable[[], list[mount_pb2.Mount]]]:
+        """A snapshot on ``chain_id`` for a while; what is yielded asks for its mounts."""
         meta, key = self._meta(namespace), f"seen-{next(self._serial)}"
         common = {"snapshotter": snapshotter, "key": key}
         if writable:
@@ -152,19 +152,28 @@ class Node:
         # Without a lease containerd's collector would be free to take the new snapshot.
         request.labels["containerd.io/gc.root"] = "test"
         make(request, timeout=CALL_S, metadata=meta)
-        try:
+
+        def ask() -> list[mount_pb2.Mount]:
             asked = snapshots_pb2.MountsRequest(**common)
-            answer = self._snapshots.Mounts(asked, timeout=2 * CALL_S, metadata=meta)
+            return list(self._snapshots.Mounts(asked, timeout=2 * CALL_S, metadata=meta).mounts)
+
+        try:
+            yield ask
+        finally:
+            gone = snapshots_pb2.RemoveSnapshotRequest(**common)
+            self._snapshots.Remove(gone, timeout=CALL_S, metadata=meta)
+
+    @contextlib.contextmanager
+    def mounted(self, chain_id: str, **options: Any) -> Iterator[Path]:
+        """What a container on ``chain_id`` would see: a snapshot of it, mounted."""
+        with self.snapshot(chain_id, **options) as ask:
             target = Path(tempfile.mkdtemp(dir=self._scratch))
-            mount(list(answer.mounts), target)
+            mount(ask(), target)
             try:
                 yield target
             finally:
                 unmount(target, detach=False)
                 target.rmdir()
-        finally:
-            gone = snapshots_pb2.RemoveSnapshotRequest(**common)
-            self._snapshots.Remove(gone, timeout=CALL_S, metadata=meta)
 
     def shown(self, chain_id: str, **options: Any) -> Rows:
         """Every path of the snapshot, read wholly."""

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
@@ -131,7 +132,7 @@ class LayerMounts:
                 guarded = not await self._views.complete(index)
                 if guarded:
                     await self._views.guard(index)
-                target = self._free_target(instance)
+                target = self._new_target(instance)
                 mounted = Mounted(instance, target, index.layer, index.diff_id, guarded)
                 try:
                     await loop.run_in_executor(self._executor, self._attach, mounted, image.path)
@@ -152,13 +153,9 @@ class LayerMounts:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, self.metadata.of, index, below)
 
-    def _free_target(self, key: str) -> Path:
-        number = 0
-        while True:
-            target = self.directory / (f"{key}.{number}" if number else key)
-            if not target.exists():
-                return target
-            number += 1
+    def _new_target(self, key: str) -> Path:
+        """A path that no link has ever led to: until it is mounted nobody shall find it empty."""
+        return self.directory / f"{key}.{secrets.token_hex(6)}"
 
     def _attach(self, mounted: Mounted, image: Path) -> None:
         mounted.target.mkdir()
@@ -224,14 +221,21 @@ class LayerMounts:
         loop = asyncio.get_running_loop()
         if self._mounted.get(_name(mounted)) is not mounted:
             return
+        links = self._users.pop(mounted.target, set())
         try:
-            await loop.run_in_executor(self._executor, _unmount, mounted.target)
+            await loop.run_in_executor(self._executor, self._take_down, mounted, links)
         except OSError as error:
             log.warning("unmounting %s: %s; it is tried again later", mounted.target, error)
             return
-        await loop.run_in_executor(self._executor, self._forget, mounted)
         del self._mounted[_name(mounted)]
-        self._users.pop(mounted.target, None)
+
+    def _take_down(self, mounted: Mounted, links: set[Path]) -> None:
+        """The links go first: a mount that comes too late fails, and sees no empty directory."""
+        for link in links:
+            if link.is_symlink() and link.readlink() == mounted.target:
+                link.unlink(missing_ok=True)
+        mounts.unmount(mounted.target, detach=True)
+        self._forget(mounted)
 
     def _forget(self, mounted: Mounted) -> None:
         mounted.target.with_name(mounted.target.name + ".json").unlink(missing_ok=True)
@@ -256,10 +260,6 @@ def stacks(overlay: mounts.Mount, layers: Collection[Path]) -> bool:
         if beside and f"{layer.parent.name}/{layer.name}" in lower:
             return True
     return False
-
-
-def _unmount(target: Path) -> None:
-    mounts.unmount(target, detach=True)
 
 
 def _name(mounted: Mounted) -> str:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import subprocess
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import grpc
 import pytest
 
+from ioengine.mounts import unmount
+from tests.cases.images import ImageCase
 from tests.containers import layer_mounts, reading_image
-from tests.node import Node, node
+from tests.node import Node, mount, node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -25,13 +31,13 @@ def at(tmp_path: Path) -> Iterator[Node]:
         yield made
 
 
-def pulled(at: Node, name: str) -> str:
+def pulled(at: Node, name: str) -> ImageCase:
     case = reading_image(b"\x7fELF", name)
     case.push(at.bed.registry)
     assert at.pull(case.reference).lazy_layers == 2
     with at.mounted(case.chain_id):
         pass
-    return case.chain_id
+    return case
 
 
 def test_a_layer_whose_removal_a_crash_cut_short_is_unmounted_by_the_next_daemon(
@@ -62,3 +68,40 @@ def test_no_local_user_reaches_the_files_of_an_image(at: Node) -> None:
             found = subprocess.run(["ls", target], user=NOBODY, capture_output=True, check=False)
             assert found.returncode != 0, target
     assert os.access(targets[0], os.R_OK)
+
+
+def test_a_mount_that_comes_too_late_fails_and_never_shows_an_empty_layer(at: Node) -> None:
+    """Between Mounts and mount(2) of a container's start the data of its image is removed."""
+    case = pulled(at, "late")
+    everything = {*case.rows, "name", "program"}
+    target = at.bed.directory / "late"
+    target.mkdir()
+    over, seen = threading.Event(), Counter[str]()
+    with at.snapshot(case.chain_id) as ask:
+        handed_out = ask()
+
+        def start_late() -> None:
+            while not over.is_set():
+                try:
+                    mount(handed_out, target)
+                except FileNotFoundError:
+                    seen["too late"] += 1
+                    continue
+                seen[
+                    "whole" if {each.name for each in target.iterdir()} == everything else "EMPTY"
+                ] += 1
+                unmount(target, detach=False)
+
+        late = threading.Thread(target=start_late)
+        late.start()
+        try:
+            for _ in range(60):
+                with contextlib.suppress(grpc.RpcError):  # in use just then
+                    at.drop(case.reference)
+                ask()
+        finally:
+            over.set()
+            late.join()
+    assert seen["EMPTY"] == 0, seen
+    assert seen["whole"] > 0, seen
+    assert seen["too late"] > 0, seen
