@@ -32,18 +32,17 @@ _CODES: tuple[tuple[type[errors.EmberError], grpc.StatusCode], ...] = (
 )
 
 
-MAX_MESSAGE_CHARACTERS = 2000
+MAX_STATUS_BYTES = 4000
 """A status travels in a header, and headers of some 8 KiB break the whole call."""
+_ENCODED_BYTES = 3
+"""What a byte outside printable ASCII takes in a header (percent-encoded, gRPC over HTTP/2)."""
 
 
 def status_of(error: Exception, verb: str) -> tuple[grpc.StatusCode, str]:
     """The code and the message that the client gets; logs what it does not get."""
     for kind, code in _CODES:
         if isinstance(error, kind):
-            message = str(error)
-            if len(message) > MAX_MESSAGE_CHARACTERS:
-                message = message[:MAX_MESSAGE_CHARACTERS] + "…"
-            return code, message
+            return code, _fitting(str(error))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         _log.error("%s: %s", verb, error)
         return grpc.StatusCode.RESOURCE_EXHAUSTED, f"{verb}: no space left for {error.filename}"
@@ -52,3 +51,14 @@ def status_of(error: Exception, verb: str) -> tuple[grpc.StatusCode, str]:
         grpc.StatusCode.INTERNAL,
         f"{verb} failed inside Ember ({type(error).__name__}); see its log",
     )
+
+
+def _fitting(message: str) -> str:
+    """As much of a message as a header holds."""
+    room = MAX_STATUS_BYTES
+    for number, character in enumerate(message):
+        plain = " " <= character <= "~" and character != "%"
+        room -= 1 if plain else _ENCODED_BYTES * len(character.encode(errors="replace"))
+        if room < 0:
+            return message[:number] + "…"
+    return message

@@ -87,6 +87,8 @@ def test_filters_that_do_not_match(text: str) -> None:
         r'name=="\400"',
         r'name=="\ud800"',
         "name~=/(/",
+        r"name~=/(a)\1/",
+        r'name~="\xff("',
         "labels.",
         "labels..l",
         "name==a b",
@@ -117,3 +119,11 @@ def test_go_and_python_agree_on_what_a_digit_is() -> None:
     arabic = Info("٣", "", Kind.VIEW, 1, 1, {})
     assert not parse([r"name~=\d"]).matches(arabic)
     assert parse([r"name~=^.\z"]).matches(arabic)
+
+
+def test_no_expression_takes_longer_than_the_text_is_long() -> None:
+    """A backtracking matcher would need 2^64 steps for this, and hold up every reader."""
+    long = Info("a" * 64 + "!", "", Kind.VIEW, 1, 1, {})
+    assert not parse(['name~="(a+)+$"']).matches(long)
+    assert not parse(['name~="(a|aa)+$"']).matches(long)
+    assert parse(['name~="(a+)+!$"']).matches(long)
