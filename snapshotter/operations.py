@@ -190,6 +190,7 @@ class DaemonOperations:
             "index_bytes": parts.shelf.bytes_on_disk(layer.blob),
             "tiers": dict(self._brought(layer.diff_id)),
             "state": state,
+            "trouble": parts.road.tally(layer.diff_id).trouble,
         }
 
     async def pull(self, image: str, namespace: str, platform: str) -> AsyncIterator[PullEvent]:

@@ -111,8 +111,18 @@ def show_status(document: Document, image: str | None, as_json: bool) -> None:
         console.print(f"indexing   {job['layer']}: {job['percent']} % of {size(job['size_bytes'])}")
     for note in document["notes"]:
         console.print(f"note       {escape(note)}")
+    for each in document["images"]:
+        _show_troubles(console, each)
     console.print()
     console.print(_image_table(document["images"]))
+
+
+def _show_troubles(console: Console, image: Document) -> None:
+    """Layers of which nothing comes just now; in lines, for a reason is too long for a table."""
+    for layer in image["layers"]:
+        if layer["trouble"]:
+            what = f"layer {layer['digest']} of {_name(image)}"
+            console.print(escape(f"trouble    {what} does not come: {layer['trouble']}"))
 
 
 def _only(document: Document, text: str) -> Document:
@@ -138,6 +148,7 @@ def _show_layers(console: Console, image: Document) -> None:
             escape(layer["state"]),
         )
     console.print(table)
+    _show_troubles(console, image)
     for container in image["containers"]:
         console.print(f"runs: {container}")
 

@@ -23,6 +23,8 @@ class Tally:
     bytes_by_tier: Counter[str] = field(default_factory=Counter)
     chunks_by_tier: Counter[str] = field(default_factory=Counter)
     last_failure: str = ""
+    trouble: str = ""
+    """Why nothing comes: the last failure, if nothing came after it."""
 
 
 class Ledger:
@@ -56,13 +58,14 @@ class Ledger:
     def kept(self, tier: str, chunks: int, *, demand: bool) -> None:
         """``chunks`` from ``tier`` were right and are here now."""
         if chunks:
+            self.tally.trouble = ""
             self.tally.chunks_by_tier[tier] += chunks
             self.metrics.tier_chunks.labels(tier, _purpose(demand)).inc(chunks)
 
     def failed(self, tier: str, outcome: str, why: str) -> None:
         """A fetch from ``tier`` ended without all that was asked for."""
         self.tally.corrupt += outcome == "corrupt"
-        self.tally.last_failure = f"{tier}: {why}"
+        self.tally.last_failure = self.tally.trouble = f"{tier}: {why}"
         self.metrics.tier_outcomes.labels(tier, outcome).inc()
 
 
