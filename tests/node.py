@@ -175,6 +175,18 @@ class Node:
                 unmount(target, detach=False)
                 target.rmdir()
 
+    def prepare(
+        self, request: snapshots_pb2.PrepareSnapshotRequest, *, timeout_s: float = CALL_S
+    ) -> list[mount_pb2.Mount]:
+        """Ask containerd for a snapshot, as its unpacker does."""
+        answer = self._snapshots.Prepare(request, timeout=timeout_s, metadata=self._meta(""))
+        return list(answer.mounts)
+
+    def remove_snapshot(self, key: str) -> None:
+        """Remove a snapshot of this namespace."""
+        gone = snapshots_pb2.RemoveSnapshotRequest(snapshotter="ember", key=key)
+        self._snapshots.Remove(gone, timeout=CALL_S, metadata=self._meta(""))
+
     def shown(self, chain_id: str, **options: Any) -> Rows:
         """Every path of the snapshot, read wholly."""
         with self.mounted(chain_id, **options) as root:

@@ -6,10 +6,14 @@ storage is kept between beds: an image that was pushed once is there in the next
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import os
+import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlencode, urlsplit
@@ -96,6 +100,17 @@ class Registry:
     def stop(self) -> None:
         while self._servers:
             self._servers.pop().stop()
+
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Connections are taken and nothing is answered: what there is goes on afterwards."""
+        for server in self._servers:
+            os.kill(server.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for server in self._servers:
+                os.kill(server.pid, signal.SIGCONT)
 
     def sent_bytes(self) -> int:
         """Bytes that the registry sent to clients over the link, with HTTP's own headers."""

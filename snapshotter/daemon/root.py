@@ -8,6 +8,7 @@ every promise can be kept.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from snapshotter.config import Config
 from snapshotter.content import BlobRef, Digest
 from snapshotter.daemon import opening
 from snapshotter.daemon.undo import Undo
+from snapshotter.errors import UnavailableError
 from snapshotter.fetch import Road
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.index_writer import remove_leftovers
@@ -144,6 +146,8 @@ class Daemon:
             )
         )
         await self._serve(base.database, layers, layer_mounts.sweep, operations)
+        # Whoever waits for a first pull is told first: calls that wait would hold up the stop.
+        self._undo.later(ingest.close)
         await opening.serve_cri(self._config, pulls, self._undo)
         opening.serve_metrics(self._config, metrics, self._undo)
         self._data_path = base.data_path
@@ -232,7 +236,8 @@ class Daemon:
 
         def index_another(view: Digest, blob: BlobRef) -> None:
             if catalog.fault(blob.digest, view) is None:
-                ingest.start_from(blob, view, base.registry.stream)
+                with contextlib.suppress(UnavailableError):  # this daemon is stopping
+                    ingest.start_from(blob, view, base.registry.stream)
 
         base.shelf.index_another = index_another
         idle = IdleIndexer(base.containerd, ingest, base.shelf, clock)

@@ -105,6 +105,7 @@ class Ingest:
         self._assumed_rate = float(assumed_rate)
         self._jobs: dict[tuple[Digest, Digest], Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._rates: dict[str, float] = {}
         self._streamed: dict[Digest, int] = {}
 
@@ -130,7 +131,10 @@ class Ingest:
         return self._streamed.get(diff_id, 0)
 
     def start(self, blob: BlobRef, diff_id: Digest) -> Job:
-        """Begin to stream ``blob``, or join the job that does already."""
+        """Begin to stream ``blob``, or join the job that does already.
+
+        UnavailableError once this is closed.
+        """
         return self._begin(blob, diff_id, self._streams.stream, keep=True)
 
     def start_from(
@@ -153,6 +157,8 @@ class Ingest:
         known = self._jobs.get(key)
         if known is not None and not known.finished.is_set():
             return known
+        if self._closed:
+            raise _stopping(blob)
         while len(self._jobs) >= FINISHED_JOBS:
             ended = next((d for d, j in self._jobs.items() if j.finished.is_set()), None)
             if ended is None:
@@ -177,10 +183,17 @@ class Ingest:
         return True
 
     async def close(self) -> None:
-        """Cancel what runs; it starts anew when it is asked for again."""
+        """Cancel what runs, and let those who wait know at once; what they ask from now on fails.
+
+        It starts anew when the next daemon is asked for it.
+        """
+        self._closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for job in self.jobs():
+            job.error = _stopping(job.blob)
+            job.finished.set()
 
     async def _run(
         self, job: Job, source: Callable[[BlobRef], AsyncIterator[bytes]], keep: bool
@@ -200,7 +213,7 @@ class Ingest:
             job.error = NoSpaceError(f"indexing layer {job.blob.digest}: {error}")
             log.error("%s", job.error)
         except asyncio.CancelledError:
-            job.error = UnavailableError(f"indexing layer {job.blob.digest} was stopped")
+            job.error = _stopping(job.blob)
             raise
         except Exception as error:
             job.error = EmberError(f"indexing layer {job.blob.digest} failed: {error!r}")
@@ -248,8 +261,11 @@ class Ingest:
             if staging is not None:
                 await staging.seal(index)
         except BaseException:
+            # First the view, so that the indexer's helper has nowhere to write any more.
             if staging is not None:
                 await asyncio.shield(staging.discard())
+            if indexer is not None:
+                await asyncio.shield(loop.run_in_executor(self._executor, indexer.close))
             raise
         finally:
             if indexer is not None:
@@ -298,3 +314,10 @@ class Ingest:
         rate = job.blob.size_bytes / took_s
         known = self._rates.get(registry, rate)
         self._rates[registry] = RATE_MEMORY * rate + (1 - RATE_MEMORY) * known
+
+
+def _stopping(blob: BlobRef) -> UnavailableError:
+    return UnavailableError(
+        f"layer {blob.digest} is not indexed yet, and this daemon is stopping; ask again when it"
+        " is back"
+    )

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import hashlib
 import io
+import random
 import tarfile
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -215,6 +216,33 @@ async def test_closing_stops_a_stream_in_the_middle_and_leaves_nothing(scene: Sc
     assert job.finished.is_set()
     assert scene.staged[0].discarded
     assert scene.staged[0].sealed is None
+
+
+async def test_closing_tells_everybody_who_waits_and_takes_nothing_more(scene: Scene) -> None:
+    plains = [plain_layer(bytes([n]) * 1000) for n in range(5)]
+    blobs = [scene.add(gzip.compress(plain)) for plain in plains]
+    scene.gate.clear()
+    jobs = [scene.ingest.start(b, sha256(p)) for b, p in zip(blobs, plains, strict=True)]
+    waits = [asyncio.create_task(scene.ingest.wait(job, 1000)) for job in jobs]
+    await scene.ingest.close()  # some have a slot, some wait for one, none has begun to run
+    for wait in waits:
+        with pytest.raises(UnavailableError, match="stopping; ask again"):
+            await wait
+    with pytest.raises(UnavailableError, match="stopping; ask again"):
+        scene.ingest.start(blobs[0], sha256(plains[0]))
+
+
+async def test_what_ends_in_the_middle_leaves_no_file_and_no_thread(
+    scene: Scene, tmp_path: Path
+) -> None:
+    noise = plain_layer(random.Random(1).randbytes(4_000_000))
+    blob = scene.add(gzip.compress(noise, 1))
+    scene.error = UnavailableError("gone in the middle")
+    job = scene.ingest.start(blob, sha256(noise))
+    with pytest.raises(UnavailableError, match="gone"):
+        await scene.ingest.wait(job, 30)
+    assert list(tmp_path.iterdir()) == []
+    assert [t.name for t in threading.enumerate() if t.name.startswith("ember-index")] == []
 
 
 async def test_indexing_what_is_here_already_keeps_no_view(scene: Scene) -> None:
