@@ -294,10 +294,11 @@ class DaemonOperations:
                 found = parts.catalog.find(str(parse_reference(image)))
         if not found:
             raise NotFoundError(f"no image {image!r} is known here; `ember images` lists them")
-        outcome = None
+        namespace, outcome = namespace or "default", None
+        elsewhere = [] if data_only else await self._elsewhere(image, found, namespace)
         for each in found:
             if not data_only:
-                await self._remove_from_containerd(each, namespace or "default")
+                await self._remove_from_containerd(each, namespace)
             one = await parts.remover.remove(each, data_only=data_only)
             parts.decider.forget(each.manifest)
             if outcome is None:
@@ -307,7 +308,26 @@ class DaemonOperations:
                 outcome.removed += one.removed
                 outcome.kept += one.kept
         assert outcome is not None
+        if outcome.in_use and elsewhere:
+            places = ", ".join(elsewhere)
+            outcome.kept.append(f"image {image}: it is in namespace {places} too (--namespace)")
         return Removal(outcome.freed_bytes, tuple(outcome.removed), tuple(outcome.kept))
+
+    async def _elsewhere(self, image: str, found: Sequence[Image], namespace: str) -> list[str]:
+        """The other namespaces of containerd that have it; NotFoundError if only they do."""
+        containerd = self._parts.containerd
+        names = {name for each in found for name in each.names}
+        holders = [
+            each
+            for each in await containerd.namespaces()
+            if any([await containerd.has_image(each, name) for name in names])
+        ]
+        if holders and namespace not in holders:
+            raise NotFoundError(
+                f"image {image} is not in containerd's namespace {namespace} but in"
+                f" {', '.join(holders)}; say which with --namespace"
+            )
+        return [each for each in holders if each != namespace]
 
     async def _remove_from_containerd(self, image: Image, namespace: str) -> None:
         for name in image.names:

@@ -1,12 +1,16 @@
 """`ember`: one command with a verb for each task; every verb answers --help.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 no daemon. Results go to stdout,
-progress and complaints to stderr.
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 no daemon, 130 interrupted. Results
+go to stdout, progress and complaints to stderr.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import re
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,10 +18,12 @@ from typing import Annotated, Any
 import typer
 
 from snapshotter import __version__
-from snapshotter.cli import images, pull
+from snapshotter.cli import changes, images, pull
 from snapshotter.cli.connection import EXIT_USAGE, Daemon, fail
 from snapshotter.config import DEFAULT_PATH, Config, load
-from snapshotter.errors import ConfigError
+from snapshotter.errors import ConfigError, InvalidArgumentError
+from snapshotter.oci.platform import Platform
+from snapshotter.oci.reference import parse_reference
 
 app = typer.Typer(
     name="ember",
@@ -29,12 +35,20 @@ app = typer.Typer(
 
 ConfigPath = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="Configuration file [default: /etc/ember/config.toml]"),
+    typer.Option(
+        "--config",
+        "-c",
+        envvar="EMBER_CONFIG",
+        help="Configuration file [default: /etc/ember/config.toml]",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document")]
 Namespace = Annotated[
     str, typer.Option("--namespace", "-n", help="containerd namespace (k8s.io for pods)")
 ]
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*", re.ASCII)
+_NAMESPACE_CHARACTERS = 76
 
 
 def _verb(name: str) -> Any:
@@ -49,6 +63,40 @@ def read_config(path: Path | None) -> Config:
         return load(path)
     except ConfigError as error:
         fail(str(error), EXIT_USAGE)
+
+
+def connect(path: Path | None) -> Daemon:
+    """The daemon that the configuration at ``path`` belongs to."""
+    return Daemon(read_config(path).socket)
+
+
+def check_namespace(name: str) -> None:
+    """End the command if containerd could not have a namespace of this name."""
+    if len(name) > _NAMESPACE_CHARACTERS or not _NAMESPACE.fullmatch(name):
+        fail(f"{name!r} cannot be a containerd namespace, such as k8s.io", EXIT_USAGE)
+
+
+def check_reference(text: str) -> None:
+    """End the command if no registry could have an image of this name."""
+    try:
+        parse_reference(text)
+    except InvalidArgumentError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def check_platform(text: str) -> None:
+    """End the command if ``text`` names no platform; empty is this node's."""
+    try:
+        if text:
+            Platform.parse(text)
+    except InvalidArgumentError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def check_image(text: str) -> None:
+    """End the command if ``text`` can be neither a name nor a digest."""
+    if not text.strip():
+        fail("the image has no name; `ember images` lists what is here", EXIT_USAGE)
 
 
 def show_version(wanted: bool) -> None:
@@ -76,7 +124,10 @@ def serve_command(
     """Run the daemon in the foreground (systemd: Type=notify)."""
     settings = read_config(config)
     if check:
-        typer.echo(f"{config or DEFAULT_PATH}: the configuration can be used")
+        if config is None and not DEFAULT_PATH.exists():
+            typer.echo(f"there is no {DEFAULT_PATH}; the defaults are used")
+        else:
+            typer.echo(f"{config or DEFAULT_PATH}: the configuration can be used")
         return
     _verb("serve").run(settings, config)
 
@@ -87,18 +138,25 @@ def pull_command(
     config: ConfigPath = None,
     namespace: Namespace = "default",
     platform: Annotated[
-        str, typer.Option(help="os/architecture[/variant] [default: this node's]")
+        str,
+        typer.Option(
+            help="Of an image for several platforms, take that of this one [default: the"
+            " node's], as os/architecture[/variant]"
+        ),
     ] = "",
     json: Json = False,
 ) -> None:
     """Pull an image into containerd so that its containers can start before its bytes are here."""
-    pull.run(Daemon(read_config(config).socket), image, namespace, platform, json)
+    check_reference(image)
+    check_namespace(namespace)
+    check_platform(platform)
+    pull.run(connect(config), image, namespace, platform, json)
 
 
 @app.command(name="images")
 def images_command(config: ConfigPath = None, json: Json = False) -> None:
     """List images: how much of each is here, what runs on it, and why it is not lazy."""
-    images.show_images(Daemon(read_config(config).socket).status(), json)
+    images.show_images(connect(config).status(), json)
 
 
 @app.command(name="status")
@@ -108,7 +166,9 @@ def status_command(
     json: Json = False,
 ) -> None:
     """Show the daemon, its data path, what is being indexed, and the images."""
-    images.show_status(Daemon(read_config(config).socket).status(), image, json)
+    if image is not None:
+        check_image(image)
+    images.show_status(connect(config).status(), image, json)
 
 
 @app.command(name="rm")
@@ -119,15 +179,18 @@ def rm_command(
         bool, typer.Option("--data", help="Only the data: the next start is lazy")
     ] = False,
     namespace: Namespace = "default",
+    json: Json = False,
 ) -> None:
     """Remove an image and its data from this node."""
-    images.remove(Daemon(read_config(config).socket), image, namespace, data)
+    check_image(image)
+    check_namespace(namespace)
+    changes.remove(connect(config), image, namespace, data, json)
 
 
 @app.command(name="drain")
-def drain_command(config: ConfigPath = None) -> None:
+def drain_command(config: ConfigPath = None, json: Json = False) -> None:
     """Fetch the rest of everything that is mounted, before a stop that shall last."""
-    images.drain(Daemon(read_config(config).socket))
+    changes.drain(connect(config), json)
 
 
 @app.command(name="doctor")
@@ -138,13 +201,17 @@ def doctor_command(config: ConfigPath = None, json: Json = False) -> None:
 
 def main() -> None:
     """Entry point of the `ember` command."""
+    # A reader that has seen enough ends the command as it ends any filter; the daemon undoes this.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
-        app()
+        app(prog_name="ember")
     except KeyboardInterrupt:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,11 @@ import time
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from snapshotter.cli.connection import Daemon
+from snapshotter.cli.screen import several
 from snapshotter.rpc.pb.ember.control.v1 import control_pb2
 
 
@@ -30,7 +32,7 @@ def run(daemon: Daemon, image: str, namespace: str, platform: str, as_json: bool
     console = Console(stderr=True)
     silent = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=silent) as progress:
-        task = progress.add_task(f"pulling {image}", total=None)
+        task = progress.add_task(escape(f"pulling {image}"), total=None)
         for step in daemon.pull(image, namespace, platform):
             last = step
             if step.state in ("lazy", "unpacked"):
@@ -49,11 +51,12 @@ def run(daemon: Daemon, image: str, namespace: str, platform: str, as_json: bool
                     "lazy_layers": lazy,
                     "why_not_lazy": last.reason,
                     "seconds": round(seconds, 3),
-                }
+                },
+                indent=2,
             )
         )
         return
-    how = f"{lazy} of {last.total} layers lazy"
+    how = f"{lazy} of {several(last.total, 'layer')} lazy"
     if last.reason:
         how += f"; not lazy: {last.reason}"
     typer.echo(f"{image} {last.digest} in {seconds:.2f} s ({how})")

@@ -110,6 +110,8 @@ def _reload(config: Config, path: Path | None) -> None:
 def run(config: Config, path: Path | None) -> NoReturn:
     """Serve until a signal ends it; start-up faults are one line and exit code 1."""
     set_up_logging(config)
+    # Whoever stops reading the log must not end the daemon with it.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.umask(0o022)
     try:
         uvloop.run(_serve(config, path))

@@ -217,6 +217,20 @@ class Containerd:
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, f"image {name} in containerd") from None
 
+    async def has_image(self, namespace: str, name: str) -> bool:
+        """Whether the image record ``name`` is there."""
+        try:
+            await self._images.Get(
+                images_pb2.GetImageRequest(name=name),
+                metadata=metadata_for(namespace),
+                timeout=self._timeout_s,
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                return False
+            raise error_from_rpc(error, f"image {name} in containerd") from None
+        return True
+
     async def delete_image(self, namespace: str, name: str) -> None:
         """Remove the image record ``name`` and let containerd collect what only it needed."""
         try:

@@ -14,6 +14,7 @@ import grpc
 
 from snapshotter.errors import EmberError
 from snapshotter.rpc.pb.ember.control.v1 import control_pb2, control_pb2_grpc
+from snapshotter.rpc.said import MARK
 from snapshotter.rpc.status import status_of
 
 
@@ -71,7 +72,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
         try:
             return control_pb2.StatusResponse(json=json.dumps(await self._operations.status()))
         except EmberError as error:
-            await context.abort(*status_of(error, "status"))
+            await context.abort(*status_of(error, "status"), MARK)
 
     async def Pull(  # noqa: N802
         self, request: control_pb2.PullRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -89,7 +90,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
                     percent=event.percent,
                 )
         except EmberError as error:
-            await context.abort(*status_of(error, "pull"))
+            await context.abort(*status_of(error, "pull"), MARK)
 
     async def Remove(  # noqa: N802
         self, request: control_pb2.RemoveRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -99,7 +100,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
                 request.image, request.namespace, data_only=request.data_only
             )
         except EmberError as error:
-            await context.abort(*status_of(error, "rm"))
+            await context.abort(*status_of(error, "rm"), MARK)
         return control_pb2.RemoveResponse(
             freed_bytes=removal.freed_bytes, removed=removal.removed, kept=removal.kept
         )
@@ -115,7 +116,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
                     failed=state.failed,
                 )
         except EmberError as error:
-            await context.abort(*status_of(error, "drain"))
+            await context.abort(*status_of(error, "drain"), MARK)
 
 
 def register(service: ControlService, server: grpc.aio.Server) -> None:

@@ -19,8 +19,21 @@ _CLASSES: dict[grpc.StatusCode, type[errors.EmberError]] = {
     grpc.StatusCode.PERMISSION_DENIED: errors.UnauthorizedError,
 }
 
+_NO_CONNECTION = "failed to connect to all addresses"
+"""How gRPC begins what it says when nobody listens; the cause stands at the end."""
+
 
 def error_from_rpc(error: grpc.aio.AioRpcError, doing: str) -> errors.EmberError:
     """The error class that fits the code; the message says what was being done."""
     kind = _CLASSES.get(error.code(), errors.EmberError)
-    return kind(f"{doing}: {error.details() or error.code().name}")
+    return kind(f"{doing}: {_words(error)}")
+
+
+def _words(error: grpc.aio.AioRpcError) -> str:
+    """What the service said, or in a few words that there is none."""
+    details = error.details() or error.code().name
+    if error.code() == grpc.StatusCode.UNAVAILABLE and details.startswith(_NO_CONNECTION):
+        return f"nobody answers ({details.rpartition(': ')[2]})"
+    if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
+        return "no answer in time"
+    return details

@@ -20,6 +20,8 @@ from snapshotter.errors import ConfigError, FailedPreconditionError, Unavailable
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 """containerd's own limit on a proxy connection, both ways."""
+MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
+"""The status document grows with the images of a node; containerd gets its lists in blocks."""
 MAX_CALLS: Final = 4096
 _PROBE_S: Final = 2.0
 _MAX_PATH_BYTES: Final = 107
@@ -44,7 +46,7 @@ class RpcServer:
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
                 ("grpc.so_reuseport", 0),
             ],
             maximum_concurrent_rpcs=MAX_CALLS,

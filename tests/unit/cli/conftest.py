@@ -1,0 +1,77 @@
+"""A place with a configuration, a daemon that answers there, and `ember` as a user calls it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from snapshotter.cli.main import app
+from tests.fakes.daemon import FakeOperations, daemon
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = [sys.executable, "-B", "-m", "snapshotter.cli.main"]
+LIMIT_S = 60
+
+
+class Place:
+    """Where the configuration lies; ``ember`` runs a command in this process, ``process`` as a
+    process of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.state = directory / "s"
+        self.socket = self.state / "ember.sock"
+        self.config = directory / "config.toml"
+        self.config.write_text(
+            f'root = "{directory}/root"\nstate = "{self.state}"\n'
+            f'[containerd]\naddress = "{directory}/containerd.sock"\n'
+        )
+        self.environment = {"EMBER_CONFIG": str(self.config), "TERM": "xterm", "COLUMNS": "80"}
+
+    def ember(self, *words: str, **environment: str) -> Result:
+        return CliRunner().invoke(
+            app, list(words), env=self.environment | environment, prog_name="ember"
+        )
+
+    def popen(self, *words: str, **options: object) -> subprocess.Popen[str]:
+        environment = os.environ | self.environment | {"PYTHONPATH": str(ROOT)}
+        environment |= options.pop("environment", {})  # type: ignore[operator]
+        settings: dict[str, object] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            **options,
+        }
+        call: Callable[..., subprocess.Popen[str]] = subprocess.Popen
+        return call([*PROGRAM, *words], env=environment, text=True, **settings)
+
+    def process(self, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+        with self.popen(*words, **options) as running:
+            try:
+                out, err = running.communicate(timeout=LIMIT_S)
+            finally:
+                running.kill()
+        return subprocess.CompletedProcess(words, running.returncode, out or "", err or "")
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    """A short path: a socket's has room for 107 bytes. Others may look into it."""
+    with tempfile.TemporaryDirectory(prefix="ember-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Place(Path(name))
+
+
+@pytest.fixture
+def served(place: Place) -> Iterator[FakeOperations]:
+    """The daemon of ``place``."""
+    with daemon(place.socket) as operations:
+        yield operations
