@@ -7,6 +7,9 @@ out.
 
 from __future__ import annotations
 
+import copy
+from typing import TypeVar
+
 
 class EmberError(Exception):
     """Base of all errors that Ember raises on purpose."""
@@ -82,3 +85,15 @@ class RefusedError(EmberError):
 
 class ConfigError(EmberError):
     """A configuration file or command line that cannot be used; names file and key."""
+
+
+E = TypeVar("E", bound=EmberError)
+
+
+def restated(error: E) -> E:
+    """The same error anew, to be kept or to be raised once more.
+
+    One that was raised holds every frame that it came through and all that those know. Kept by one
+    of them it is a circle, and what is in it (a layer's open index) goes at some distant time.
+    """
+    return copy.copy(error)

@@ -29,6 +29,8 @@ async def offload(
     except asyncio.CancelledError:
         await over(future)
         raise
+    finally:
+        del future  # its error, if there is one, has come through this frame
 
 
 async def over(future: asyncio.Future[T]) -> None:

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
+from snapshotter.errors import EmberError, restated
+
 
 class Carrier(Protocol):
     """A job, as the board sees it."""
@@ -22,23 +24,30 @@ class Carrier(Protocol):
 class Waiter:
     """One request: wakes when all of its chunks are here, or when one of them cannot be had."""
 
-    __slots__ = ("demand", "future", "left")
+    __slots__ = ("_why_not", "demand", "left")
 
     def __init__(self, chunks: Iterable[int], *, demand: bool) -> None:
         self.left = set(chunks)
         self.demand = demand
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._why_not: asyncio.Future[EmberError | None]
+        self._why_not = asyncio.get_running_loop().create_future()
+
+    async def served(self) -> None:
+        """Return when all of them are here; raises why one of them will not be."""
+        why_not = await self._why_not
+        if why_not is not None:
+            raise restated(why_not)
 
     def arrived(self, number: int) -> None:
         """One chunk less to wait for."""
         self.left.discard(number)
-        if not self.left and not self.future.done():
-            self.future.set_result(None)
+        if not self.left and not self._why_not.done():
+            self._why_not.set_result(None)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: EmberError) -> None:
         """It will not be."""
-        if not self.future.done():
-            self.future.set_exception(error)
+        if not self._why_not.done():
+            self._why_not.set_result(restated(error))
 
 
 class Board:
@@ -86,7 +95,7 @@ class Board:
         for waiter in self._waiting.pop(number, ()):
             waiter.arrived(number)
 
-    def fail(self, number: int, error: BaseException) -> None:
+    def fail(self, number: int, error: EmberError) -> None:
         """Chunk ``number`` cannot be had: tell who waits for it."""
         for waiter in list(self._waiting.get(number, ())):
             self.leave(waiter)

@@ -116,8 +116,9 @@ class Job:
         """Nobody wants it any more: from now on it carries nothing."""
         self._board.dismiss(self)
         self._ended(self)  # a task that never ran has no end of its own
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
 
     async def _run(self) -> None:
         rounds = 0
@@ -139,6 +140,7 @@ class Job:
             log.exception("a fetch of %s broke", self._view.digest)
             self._fail(UnavailableError(f"a fetch of {self._view.digest} broke; see the log"))
         finally:
+            self._task = None  # it ends with an error, perhaps, whose frames know this job
             self._board.dismiss(self)
             self._ended(self)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from snapshotter.chunks.view import View
 from snapshotter.content import Extent
+from snapshotter.errors import EmberError
 from snapshotter.fetch.board import Board, Waiter
 from snapshotter.fetch.crew import Crew
 from snapshotter.fetch.job import Job
@@ -70,7 +71,7 @@ class Lane:
         }
         return "; ".join(sorted(found)) or "nothing answered"
 
-    def stop(self, error: BaseException) -> None:
+    def stop(self, error: EmberError) -> None:
         """Cancel everything; who waits gets ``error``."""
         for number in self._board.waited_for:
             self._board.fail(number, error)

@@ -220,6 +220,6 @@ class Road:
 
         timer.add_done_callback(expire)
         try:
-            await waiter.future
+            await waiter.served()
         finally:
             timer.cancel()

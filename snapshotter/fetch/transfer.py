@@ -20,7 +20,14 @@ from itertools import islice
 from snapshotter.chunks.offload import offload, over
 from snapshotter.chunks.view import View
 from snapshotter.content import BlobRef, Compression, Extent
-from snapshotter.errors import CorruptError, EmberError, NoSpaceError, NotFoundError, RefusedError
+from snapshotter.errors import (
+    CorruptError,
+    EmberError,
+    NoSpaceError,
+    NotFoundError,
+    RefusedError,
+    restated,
+)
 from snapshotter.fetch.crew import Crew
 from snapshotter.fetch.slots import Ticket
 from snapshotter.fetch.sources import LayerSource
@@ -163,6 +170,7 @@ class Transfer:
             if work is not None:
                 work.cancel()
                 await over(work)
+                work = None  # its error comes through this frame
             self._clear(decoder)
 
     def _clear(self, decoder: Decoder) -> None:
@@ -213,7 +221,7 @@ class Transfer:
         for number, data in step.full:
             self._told(tier, number, await self._view.write(number, data, demand=True))
         if step.error is not None:
-            raise step.error
+            raise restated(step.error)
 
     def _step(self, coming: Iterator[tuple[int, bytes]]) -> _Step:
         """In a thread: decode, verify, write; first what somebody waits for.
@@ -241,7 +249,7 @@ class Transfer:
                 for number, data in some:
                     self._put(number, data, step)
         except EmberError as error:
-            step.error = error
+            step.error = restated(error)
         return step
 
     def _put(self, number: int, data: bytes, step: _Step) -> None:

@@ -22,7 +22,7 @@ from typing import Self
 from blake3 import blake3
 
 from snapshotter.content import CHUNK_BYTES, Compression, Digest
-from snapshotter.errors import CorruptError, InvalidArgumentError, RefusedError
+from snapshotter.errors import CorruptError, InvalidArgumentError, RefusedError, restated
 from snapshotter.image.detect import DETECT_BYTES, detect
 from snapshotter.image.gzip import GzipStream
 from snapshotter.image.index import LayerIndex
@@ -145,7 +145,7 @@ class LayerIndexer:
             if self.fault is None:
                 self._regroup(view)
         except RefusedError as fault:
-            self.fault = self.fault or fault
+            self.fault = self.fault or restated(fault)
         finally:
             if hashing is not None:
                 hashing.result()
@@ -260,7 +260,10 @@ class LayerIndexer:
 
     def _settle_one(self) -> None:
         future, block = self._pending.popleft()
-        future.result()
+        try:
+            future.result()
+        finally:
+            del future  # its error, if there is one, has come through this frame
         if block is not None:
             self._spare.append(block)
 
@@ -278,7 +281,7 @@ class LayerIndexer:
         try:
             self._scanner.feed(data)
         except RefusedError as fault:
-            self.fault = fault
+            self.fault = restated(fault)
             return
         if self._sink is not None:
             self._sink(offset, data)
@@ -318,7 +321,7 @@ class LayerIndexer:
                 if self._filled:
                     self._pass_block(self._stream.out_offset)
         except RefusedError as fault:
-            self.fault = self.fault or fault
+            self.fault = self.fault or restated(fault)
         while self._pending:
             self._settle_one()
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from snapshotter.chunks.offload import offload
 from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import (
@@ -22,6 +23,7 @@ from snapshotter.errors import (
     NoSpaceError,
     RefusedError,
     UnavailableError,
+    restated,
 )
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.indexer import LayerIndexer
@@ -179,7 +181,7 @@ class Ingest:
         except TimeoutError:
             return False
         if job.error is not None:
-            raise job.error
+            raise restated(job.error)
         return True
 
     async def close(self) -> None:
@@ -202,12 +204,12 @@ class Ingest:
             async with self._slots:
                 await self._try(job, source, keep)
         except (RefusedError, CorruptError) as error:
-            job.error = error
+            job.error = restated(error)
             log.error("layer %s is refused: %s", job.blob.digest, error)
             if isinstance(error, RefusedError):
                 await self._on_refused(job.blob.digest, job.diff_id, str(error))
         except EmberError as error:
-            job.error = error
+            job.error = restated(error)
             log.error("layer %s could not be indexed: %s", job.blob.digest, error)
         except OSError as error:
             job.error = NoSpaceError(f"indexing layer {job.blob.digest}: {error}")
@@ -246,17 +248,16 @@ class Ingest:
     ) -> None:
         staging = self._stage(job.diff_id) if keep else None
         began_s = self._clock.monotonic_s()
-        loop = asyncio.get_running_loop()
-        indexer: LayerIndexer | None = None
+        indexer = LayerIndexer(
+            job.blob.digest,
+            job.diff_id,
+            blob_bytes=job.blob.size_bytes,
+            sink=staging.sink if staging is not None else None,
+            directory=self._directory,
+        )
         try:
-            indexer = LayerIndexer(
-                job.blob.digest,
-                job.diff_id,
-                blob_bytes=job.blob.size_bytes,
-                sink=staging.sink if staging is not None else None,
-                directory=self._directory,
-            )
             await self._feed(job, indexer, source)
+            loop = asyncio.get_running_loop()
             index = await loop.run_in_executor(self._executor, indexer.finish)
             if staging is not None:
                 await staging.seal(index)
@@ -264,12 +265,8 @@ class Ingest:
             # First the view, so that the indexer's helper has nowhere to write any more.
             if staging is not None:
                 await asyncio.shield(staging.discard())
-            if indexer is not None:
-                await asyncio.shield(loop.run_in_executor(self._executor, indexer.close))
+            await offload(self._executor, indexer.close)
             raise
-        finally:
-            if indexer is not None:
-                await asyncio.shield(loop.run_in_executor(self._executor, indexer.close))
         if keep:
             self._learn_rate(job, self._clock.monotonic_s() - began_s)
             while len(self._streamed) >= FINISHED_JOBS:
@@ -306,6 +303,7 @@ class Ingest:
         finally:
             if feeding is not None:
                 await asyncio.wait([feeding])
+                feeding = None  # its error, if there is one, has come through this frame
 
     def _learn_rate(self, job: Job, took_s: float) -> None:
         if job.blob.size_bytes < BLOCK_BYTES or took_s <= 0:

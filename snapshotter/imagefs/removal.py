@@ -7,7 +7,6 @@ file that is still open after that belongs to a running container, and stays.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
@@ -84,10 +83,6 @@ class Remover:
         if not data_only and not outcome.in_use:
             await self._catalog.forget(image.manifest)
             outcome.removed.append(f"image {image.manifest}")
-        if not data_only:
-            # Work that was cancelled refers to itself through its errors. Until Python's collector
-            # came by, in an idle daemon perhaps never, the indexes' files would stay open.
-            gc.collect()
         return outcome
 
     def _sharers(self, image: Image, layer: Layer) -> list[str]:

@@ -40,6 +40,7 @@ class Flights(Generic[T]):
             if flight.waiting == 0 and not flight.task.done():
                 flight.task.cancel()
                 self._landed(key, flight.task)
+            del flight  # the task's error, if there is one, has come through this frame
 
     def _landed(self, key: Hashable, task: asyncio.Task[T]) -> None:
         flight = self._flights.get(key)

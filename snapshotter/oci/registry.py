@@ -8,7 +8,6 @@ and for how long, is the caller's affair.
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -24,6 +23,7 @@ from snapshotter.errors import (
     NotFoundError,
     RangeUnsupportedError,
     UnavailableError,
+    restated,
 )
 from snapshotter.oci.answers import error_for, expect_range, expect_whole
 from snapshotter.oci.auth import AuthorizingSender
@@ -228,7 +228,7 @@ class RegistryClient:
                 return await work(host)
             except EmberError as error:
                 self._learn(host, wanted, digest, error)
-                failures.append((host, error))
+                failures.append((host, restated(error)))
         raise _summary(failures, what)
 
     def _learn(self, host: Host, wanted: Wanted, digest: Digest | None, error: EmberError) -> None:
@@ -291,9 +291,8 @@ def _summary(failures: list[tuple[Host, EmberError]], what: str) -> EmberError:
     if not failures:
         return NotFoundError(f"{what}: hosts.toml names no host that may be asked for it")
     failures = sorted(failures, key=lambda failure: failure[0].is_server)
-    if len(failures) == 1:
-        return failures[0][1]
-    told = copy.copy(failures[-1][1])  # it may be shared with others who waited for the same
-    others = "; ".join(str(error) for _, error in failures[:-1])
-    told.args = (f"{told} (and at other hosts: {others})",)
+    told = restated(failures[-1][1])
+    if len(failures) > 1:
+        others = "; ".join(str(error) for _, error in failures[:-1])
+        told.args = (f"{told} (and at other hosts: {others})",)
     return told

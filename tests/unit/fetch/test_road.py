@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -228,17 +226,6 @@ async def test_work_that_nobody_wants_any_more_ends(bench: Bench) -> None:
     await until(lambda: bench.tier.open_reads == 0)
     bench.tier.gate.set()
     assert await bench.read(view, 0, 9000) == PLAIN[:9000]
-
-
-async def test_a_view_that_is_stopped_leaves_no_decoder_behind(bench: Bench) -> None:
-    view = bench.layers.add(PLAIN, member(PLAIN), bench.tiers)
-    index = weakref.ref(bench.layers.sources[view][0].index)
-    await bench.read(view, 0, 9000)
-    await bench.road.stop(view)
-    await bench.store.drop(view)
-    del bench.layers.sources[view]
-    gc.collect()
-    assert index() is None
 
 
 async def test_an_origin_without_ranges_is_streamed_once_for_all(bench: Bench) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import hashlib
 import io
+import logging
 import random
 import tarfile
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -288,3 +291,49 @@ async def test_a_stream_that_fails_leaves_no_thread_and_no_file(
             await scene.ingest.wait(job, 30)
     assert list(tmp_path.iterdir()) == []
     assert [t.name for t in threading.enumerate() if t.name.startswith("ember-index")] == []
+
+
+@pytest.mark.parametrize("ends", ["by an error", "by a stop"])
+async def test_a_first_pull_that_ends_half_way_leaves_no_file(
+    scene: Scene, tmp_path: Path, ends: str
+) -> None:
+    plain = plain_layer(random.Random(3).randbytes(4_000_000))
+    blob = scene.add(gzip.compress(plain, 1))
+    scene.error = UnavailableError("reset") if ends == "by an error" else None
+    job = scene.ingest.start(blob, sha256(plain))
+    if ends == "by a stop":
+        for _ in range(1_000_000):
+            if job.done_bytes > 2_000_000:
+                break
+            await asyncio.sleep(0)
+        await scene.ingest.close()
+    with pytest.raises(UnavailableError):
+        await scene.ingest.wait(job, 30)
+    assert list(tmp_path.iterdir()) == []
+    assert all(staged.discarded for staged in scene.staged)
+
+
+@pytest.mark.parametrize("kind", [RefusedError, UnavailableError, None])
+async def test_a_first_pull_that_failed_holds_nothing_but_its_reason(
+    scene: Scene, pool: ThreadPoolExecutor, kind: type[EmberError] | None
+) -> None:
+    logging.disable()  # what is logged keeps its errors here
+    gc.collect()
+    gc.disable()
+    try:
+        plain = scene.add(gzip.compress(PLAIN))
+        torn = scene.add(gzip.compress(PLAIN)[:-9] + bytes(9))
+        scene.error = kind("as told") if kind is not None else None
+        job = scene.ingest.start(torn if kind is None else plain, sha256(PLAIN))
+        with pytest.raises(EmberError):
+            await scene.ingest.wait(job, 30)
+        pool.shutdown()  # its threads have let go of what they raised
+        await asyncio.sleep(0)
+        scene.error = None
+        staged = [weakref.ref(each) for each in scene.staged]
+        scene.staged.clear()
+        assert staged
+        assert [each() for each in staged] == [None] * len(staged)
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
