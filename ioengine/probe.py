@@ -72,22 +72,28 @@ class EngineChoice:
     reason: str
 
 
-def probe(root: Path, lazy: Callable[[Path], LazyFinding] | None = None) -> ProbeReport:
+def probe(
+    root: Path,
+    lazy: Callable[[Path], LazyFinding] | None = None,
+    *,
+    shown: Path | None = None,
+) -> ProbeReport:
     """Try everything under ``root``, an existing directory; OSError if it can't be written.
 
-    ``lazy`` probes the lazy data path; without it that slot of the report stays empty.
+    ``lazy`` probes the lazy data path; without it that slot of the report stays empty. Findings
+    name ``shown`` where ``root`` is only a scratch directory in it.
     """
-    direct, alignment_bytes = probe_direct(root)
+    direct, alignment_bytes = probe_direct(root, shown)
     return ProbeReport(
         kernel=platform.release(),
-        io_uring=probe_io_uring(root),
+        io_uring=probe_io_uring(root, shown),
         direct=direct,
         direct_alignment_bytes=alignment_bytes,
         lazy=lazy(root) if lazy is not None else None,
     )
 
 
-def probe_io_uring(root: Path) -> Finding:
+def probe_io_uring(root: Path, shown: Path | None = None) -> Finding:
     """Whether a ring is let through, and works on files under ``root``.
 
     The set-up is tried in a child first, since a seccomp filter may kill for it; then a page is
@@ -102,10 +108,10 @@ def probe_io_uring(root: Path) -> Finding:
         try:
             try_ring(fd)
         except OSError as error:
-            return Finding(False, f"io_uring does not work in {root}: {error.strerror}")
+            return Finding(False, f"io_uring does not work in {shown or root}: {error.strerror}")
         finally:
             os.close(fd)
-    return Finding(True, f"io_uring works in {root}")
+    return Finding(True, f"io_uring works in {shown or root}")
 
 
 def explain_io_uring(number: int, killed_by: int, disabled: int | None, seccomp: bool) -> Finding:
@@ -154,7 +160,7 @@ def explain_io_uring(number: int, killed_by: int, disabled: int | None, seccomp:
     return Finding(False, f"io_uring_setup fails: {os.strerror(number)}")
 
 
-def probe_direct(root: Path) -> tuple[Finding, int]:
+def probe_direct(root: Path, shown: Path | None = None) -> tuple[Finding, int]:
     """Whether files under ``root`` can be written and read past the page cache, and how aligned.
 
     Returns the finding and the smallest alignment in bytes that works, 0 if none does.
@@ -163,17 +169,19 @@ def probe_direct(root: Path) -> tuple[Finding, int]:
         try:
             fd = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
         except OSError as error:
-            return _no_direct(root, error.errno or errno.EINVAL), 0
+            return _no_direct(shown or root, error.errno or errno.EINVAL), 0
         number = 0
         try:
             for alignment_bytes in _DIRECT_ALIGNMENTS_BYTES:
                 number = _try_direct(fd, alignment_bytes)
                 if number == 0:
-                    reason = f"O_DIRECT works in {root}, aligned to {alignment_bytes} bytes"
+                    reason = (
+                        f"O_DIRECT works in {shown or root}, aligned to {alignment_bytes} bytes"
+                    )
                     return Finding(True, reason), alignment_bytes
         finally:
             os.close(fd)
-    return _no_direct(root, number), 0
+    return _no_direct(shown or root, number), 0
 
 
 def choose_engine(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ NAMESPACE = "k8s.io"
 PULL_S = 3600.0
 ASK_S = 5.0
 _LOOK_S = 0.5
+_DISABLED = "disableSnapshotAnnotations"
 
 
 async def image_root(containerd: Containerd) -> Path | None:
@@ -56,6 +58,23 @@ async def uses(containerd: Containerd, snapshotter: str) -> bool:
         return False
     exported = exports.get("root", "")
     return place.name == f"io.containerd.snapshotter.v1.{snapshotter}" or str(place) == exported
+
+
+async def sends_labels(containerd: Containerd) -> bool | None:
+    """Whether CRI tells a snapshotter whose layers it prepares; None where it doesn't tell us
+    (2.x keeps that setting with its images, which its status leaves out)."""
+    stub = images_pb2_grpc.RuntimeServiceStub(containerd.channel)
+    try:
+        reply = await stub.Status(images_pb2.StatusRequest(verbose=True), timeout=ASK_S)
+    except grpc.aio.AioRpcError as error:
+        if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            return None
+        raise error_from_rpc(error, "asking CRI for its configuration") from None
+    try:
+        disabled = json.loads(reply.info.get("config", "{}"))["containerd"][_DISABLED]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return not disabled
 
 
 class CriPuller:

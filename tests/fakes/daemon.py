@@ -19,8 +19,8 @@ from typing import Any
 from snapshotter.errors import EmberError
 from snapshotter.rpc.control import ControlService, DrainState, PullEvent, Removal, register
 from snapshotter.rpc.server import RpcServer
+from tests.fakes.loop import loop_in_a_thread
 
-START_S = 10.0
 LAYER = {
     "digest": f"sha256:{'a' * 64}",
     "diff_id": f"sha256:{'b' * 64}",
@@ -128,15 +128,10 @@ class FakeOperations:
 def daemon(socket: Path) -> Iterator[FakeOperations]:
     """What answers at ``socket`` while this is entered."""
     operations = FakeOperations()
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="fake daemon", daemon=True)
-    thread.start()
     server = RpcServer(socket, [partial(register, ControlService(operations))])
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(START_S)
-    try:
-        yield operations
-    finally:
-        asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(START_S)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(START_S)
-        loop.close()
+    with loop_in_a_thread() as wait_for:
+        wait_for(server.start())
+        try:
+            yield operations
+        finally:
+            wait_for(server.stop(0))
