@@ -49,7 +49,7 @@ async def _words_of(response: Response) -> str:
         words = " ".join(str(errors[0].get(key) or "") for key in ("code", "message"))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         return ""
-    return f" ({ascii(words.strip()[:200])[1:-1]})"
+    return f" ({ascii(response.redacted(words).strip()[:200])[1:-1]})"
 
 
 async def expect_range(response: Response, extent: Extent, size_bytes: int, what: str) -> None:
@@ -62,7 +62,7 @@ async def expect_range(response: Response, extent: Extent, size_bytes: int, what
         await response.close()
         raise RangeUnsupportedError(f"{what}: a range was answered with {response.status}")
     if response.status == 416:
-        told = response.headers.get("Content-Range", "nothing")[:60]
+        told = response.redacted(response.headers.get("Content-Range", "nothing"))[:60]
         await response.close()
         raise CorruptError(
             f"{what}: no such range there ({told}); {size_bytes} bytes were promised"
@@ -78,13 +78,13 @@ async def expect_range(response: Response, extent: Extent, size_bytes: int, what
 def _range_fault(response: Response, extent: Extent, size_bytes: int) -> str | None:
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
-        return f"a range in the encoding {encoding[:40]!r}"
+        return f"a range in the encoding {response.redacted(encoding)[:40]!r}"
     told = response.headers.get("Content-Range")
     if told is None:
         return "206 without Content-Range"
     match = _CONTENT_RANGE.fullmatch(told.strip())
     if match is None:
-        return f"a malformed Content-Range {told[:60]!r}"
+        return f"a malformed Content-Range {response.redacted(told)[:60]!r}"
     if (int(match[1]), int(match[2])) != (extent.offset, extent.end - 1):
         return f"bytes {extent.offset}-{extent.end - 1} were asked for, {told[:60]!r} came"
     if match[3] != "*" and int(match[3]) != size_bytes:

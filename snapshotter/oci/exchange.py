@@ -7,13 +7,18 @@ A wrapper adds one rule (cool-down, redirects, authorization) and passes the res
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from snapshotter.errors import UnavailableError
 from snapshotter.oci.hosts import Host
+
+_OPEN_FIELDS = frozenset({"ns", "service", "scope", "account", "grant_type", "client_id"})
+_SHORTEST_SECRET = 4
+"""Shorter words would take half of a message with them."""
 
 
 class NoAnswerError(UnavailableError):
@@ -64,6 +69,11 @@ class Response(Protocol):
         stalls. The connection is kept for others only if the body was read to its end."""
         ...
 
+    def redacted(self, text: str) -> str:
+        """``text``, something that came with the answer, without the secrets of its request: some
+        registries repeat in an error what they were sent."""
+        ...
+
     async def close(self) -> None:
         """Give up what is left of the body."""
         ...
@@ -93,6 +103,26 @@ def without_query(url: str) -> str:
         return "a malformed URL"
     authority = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, authority, parts.path, "", ""))
+
+
+def secrets_of(request: Request) -> tuple[str, ...]:
+    """What must not come back in a message, longest first: the words of its own headers, of a body,
+    and of a query, for that of a redirect is a signature."""
+    form = (request.body or b"").decode(errors="replace")
+    pairs = [p.partition("=") for p in f"{urlsplit(request.url).query}&{form}".split("&")]
+    found = {value for name, _, value in pairs if name not in _OPEN_FIELDS}
+    for value in request.home_headers.values():
+        found |= {value, *value.split()}
+    found |= {unquote(value) for value in found} | {_password_of(value) for value in found}
+    return tuple(sorted((v for v in found if len(v) >= _SHORTEST_SECRET), key=len, reverse=True))
+
+
+def _password_of(text: str) -> str:
+    """The password in the base64 of ``user:password``; nothing if it is no such."""
+    try:
+        return base64.b64decode(text, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 async def read_body(response: Response, limit_bytes: int) -> bytes | None:

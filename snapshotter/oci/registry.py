@@ -283,7 +283,7 @@ def _named_digest(reference: Reference, told: str | None, body: bytes, what: str
     try:
         return Digest.parse(told.strip())
     except InvalidArgumentError:
-        raise CorruptError(f"{what}: Docker-Content-Digest {told[:100]!r} is none") from None
+        raise CorruptError(f"{what}: its Docker-Content-Digest is no digest") from None
 
 
 def _summary(failures: list[tuple[Host, EmberError]], what: str) -> EmberError:

@@ -146,7 +146,9 @@ def _service_host(realm: str, registry: Host) -> Host:
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise UnauthorizedError(f"{registry.authority} names {realm[:100]!r} as token service")
+        raise UnauthorizedError(
+            f"{registry.authority} names {without_query(realm)[:100]!r} as token service"
+        )
     if parts.scheme == "http" and not registry.is_plain and not is_local(parts.netloc):
         raise UnauthorizedError(
             f"{registry.authority} names a token service without TLS ({parts.netloc[:100]!r}); "

@@ -17,7 +17,13 @@ import aiohttp
 from yarl import URL
 
 from snapshotter.errors import ConfigError, DeadlineError, UnavailableError
-from snapshotter.oci.exchange import NoAnswerError, Request, Response, without_query
+from snapshotter.oci.exchange import (
+    NoAnswerError,
+    Request,
+    Response,
+    secrets_of,
+    without_query,
+)
 from snapshotter.oci.hosts import TlsFiles
 
 _READ_BUFFER_BYTES = 256 * 1024
@@ -62,10 +68,11 @@ class Pace:
 class _AioResponse:
     """A Response over aiohttp's."""
 
-    def __init__(self, response: aiohttp.ClientResponse, pace: Pace, where: str) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, pace: Pace, request: Request) -> None:
         self._response = response
         self._pace = pace
-        self._where = where
+        self._request = request
+        self._where = without_query(request.url)
 
     @property
     def status(self) -> int:
@@ -78,6 +85,11 @@ class _AioResponse:
     def header_values(self, name: str) -> list[str]:
         return self._response.headers.getall(name, [])
 
+    def redacted(self, text: str) -> str:
+        for secret in secrets_of(self._request):
+            text = text.replace(secret, "[hidden]")
+        return text
+
     async def chunks(self) -> AsyncIterator[bytes]:
         clock = asyncio.get_running_loop().time
         content = self._response.content
@@ -86,12 +98,12 @@ class _AioResponse:
                 began = clock()
                 try:
                     chunk = await content.readany()
-                except TimeoutError as error:
-                    raise DeadlineError(f"{self._where}: the body stopped coming") from error
+                except TimeoutError:
+                    raise DeadlineError(f"{self._where}: the body stopped coming") from None
                 except (aiohttp.ClientError, OSError) as error:
                     raise UnavailableError(
                         f"{self._where}: the connection broke in mid-body ({_reason(error)})"
-                    ) from error
+                    ) from None
                 if not chunk:
                     return
                 if self._pace.too_slow(clock() - began, len(chunk)):
@@ -161,11 +173,11 @@ class HttpTransport:
                 ),
             )
         except TimeoutError as error:
-            raise DeadlineError(f"{where}: no answer in time ({_reason(error)})") from error
+            raise DeadlineError(f"{where}: no answer in time ({_reason(error)})") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise NoAnswerError(f"{where}: {_reason(error)}") from error
+            raise NoAnswerError(f"{where}: {_reason(error)}") from None
         pace = Pace(limits.idle_s, limits.slowest_bytes_per_s)
-        return _AioResponse(response, pace, where)
+        return _AioResponse(response, pace, request)
 
     def _context(self, tls: TlsFiles) -> ssl.SSLContext:
         """The TLS context of a host; made anew when one of its files has changed."""
