@@ -8,15 +8,15 @@ import asyncio
 class TunnelProxy:
     """Tunnels to port ``target`` of this machine; ``asked`` holds the heads of its requests."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, port: int = 0) -> None:
         self.asked: list[str] = []
-        self.port = 0
+        self.port = port
         self._target = target
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> TunnelProxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
