@@ -56,6 +56,15 @@ class Metrics:
             "ember_jobs", "Fetches that run or wait for a slot", ["state"], registry=self.registry
         )
 
+        self.reads_waiting = Gauge(
+            "ember_reads_waiting", "Reads that wait in the kernel just now", registry=self.registry
+        )
+        self.longest_wait_s = Gauge(
+            "ember_longest_wait_seconds",
+            "How long the oldest of the reads that wait just now has waited",
+            registry=self.registry,
+        )
+
     def render(self) -> bytes:
         """All of it in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -104,10 +104,25 @@ class DaemonOperations:
                 for job in parts.ingest.jobs()
             ],
             "misses": asdict(parts.misses.counts) if parts.misses else _NO_MISSES,
+            "waiting": self._waiting(),
             "guard": asdict(path.guard.counts()) if path.guard else None,
             "tiers": self._bytes_by_tier(),
             "notes": self._notes(),
         }
+
+    def _waiting(self) -> list[dict[str, Any]]:
+        reads = self._parts.misses.waiting.now() if self._parts.misses else []
+        return [
+            {
+                "view": str(one.view),
+                "reads": one.count,
+                "longest_s": round(one.longest_s, 3),
+                "offset": one.extent.offset,
+                "length": one.extent.length,
+                "why": one.why,
+            }
+            for one in reads
+        ]
 
     def _notes(self) -> list[str]:
         count = self._parts.decider.unlabelled

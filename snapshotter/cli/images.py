@@ -83,6 +83,10 @@ def _show_daemon(screen: Console, document: Document) -> None:
         f"misses     {misses['asked']} asked, {misses['failed']} failed,"
         f" longest wait {misses['longest_s']:.2f} s"
     )
+    for one in document["waiting"]:
+        reads = f"{one['reads']} read" + ("s" if one["reads"] > 1 else "")
+        waited = f"{one['longest_s']:.0f} s"
+        screen.print(f"waiting    {reads} of view {one['view']}, {waited}: {one['why']}")
     for tier, count in sorted(document["tiers"].items()):
         screen.print(f"from {tier}: {size(count)}")
     for job in document["indexing"]:

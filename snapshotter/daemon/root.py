@@ -114,6 +114,8 @@ class Daemon:
         ingest, decider = self._open_decider(base, views)
         layers = Layers(decider, base.catalog, base.shelf, ingest, layer_mounts, views, self._clock)
         pump = self._listen(base, views)
+        if pump is not None:
+            pump.waiting.publish(metrics)
         layers.when_mounted = self._open_completion(base.road, views).wake
         metadata = layer_mounts.metadata
         operations = DaemonOperations(

@@ -18,7 +18,9 @@ from ioengine.guard import Guard, Miss, Orphan
 from snapshotter.clock import Clock
 from snapshotter.content import CHUNK_BYTES, Digest, Extent
 from snapshotter.errors import DeadlineError, EmberError, NoSpaceError, UnavailableError
+from snapshotter.fetch.tally import Tally
 from snapshotter.imagefs.complaints import Complaints
+from snapshotter.imagefs.waiting import WaitingReads
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ class Road(Protocol):
     async def ensure(
         self, view: Digest, extent: Extent, *, demand: bool, deadline_s: float
     ) -> None: ...
+
+    def tally(self, view: Digest) -> Tally: ...
 
 
 class Views(Protocol):
@@ -86,6 +90,7 @@ class MissPump:
         self._tasks: set[asyncio.Task[None]] = set()
         self._beginning: asyncio.Task[None] | None = None
         self._complaints = Complaints(clock)
+        self.waiting = WaitingReads(clock, lambda view: road.tally(view).trouble or "being fetched")
         self.counts = MissCounts()
 
     def start(self) -> None:
@@ -115,6 +120,7 @@ class MissPump:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._guard.stop()
         self._complaints.close()
+        self.waiting.close()
 
     async def _settle_all(self, orphans: Sequence[Orphan]) -> None:
         await asyncio.gather(*(self._settle(orphan) for orphan in orphans))
@@ -231,7 +237,8 @@ class MissPump:
     async def _have(self, view: Digest, extent: Extent) -> int | None:
         """None when the bytes are here, else the errno that the reader gets."""
         try:
-            await self._ensure(view, extent)
+            with self.waiting.during(view, extent):
+                await self._ensure(view, extent)
         except NoSpaceError as error:
             self._complaints.add(view, extent, str(error))
             return errno.ENOSPC

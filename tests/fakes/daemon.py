@@ -68,6 +68,16 @@ STATUS: dict[str, Any] = {
     "images": [LAZY, PLAIN],
     "indexing": [{"layer": LAYER["digest"], "percent": 40, "size_bytes": 40_000}],
     "misses": {"asked": 3, "filled": 3, "failed": 0, "waited_s": 0.5, "longest_s": 0.25},
+    "waiting": [
+        {
+            "view": LAYER["diff_id"],
+            "reads": 2,
+            "longest_s": 42.3,
+            "offset": 0,
+            "length": 4096,
+            "why": "registry: [gone]",
+        }
+    ],
     "guard": None,
     "tiers": {"registry": 30_000},
     "notes": ["1 layer was unpacked as [plain] overlay"],

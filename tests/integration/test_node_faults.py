@@ -184,9 +184,17 @@ def test_with_the_registry_down_waiting_orphans_hold_up_no_read_of_what_is_here(
         assert guard["orphans"] > 0
         assert guard["allowed"] > 0
         assert waiting.poll() is None
+        assert fresh.until(lambda: "registry" in told_of_waiting(fresh)), told_of_waiting(fresh)
         fresh.bed.registry.start()
         assert ended_well(waiting) == ""
         assert fresh.until(lambda: fresh.status()["guard"]["orphans"] == 0)
+
+
+def told_of_waiting(at: Node) -> str:
+    """What `ember status` says of the reads that wait just now."""
+    return "; ".join(
+        f"{one['reads']} of {one['view']}: {one['why']}" for one in at.status()["waiting"]
+    )
 
 
 def test_a_clean_stop_leaves_mounts_and_containers_and_a_start_takes_them_up(slow: Node) -> None:

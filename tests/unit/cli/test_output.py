@@ -125,6 +125,7 @@ def test_status_says_what_the_document_says(place: Place, served: FakeOperations
         "data path  fanotify",
         "keeper     pid 4322",
         "misses     3 asked, 0 failed, longest wait 0.25 s",
+        f"waiting    2 reads of view {LAZY['layers'][0]['diff_id']}, 42 s: registry: [gone]",
         "from registry: 30.0 kB",
         f"indexing   {LAZY['layers'][0]['digest']}: 40 % of 40.0 kB",
     ):
