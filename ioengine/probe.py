@@ -24,6 +24,8 @@ from ioengine.engine import IoEngine
 from ioengine.threads import ThreadEngine
 from ioengine.uring import UringEngine, try_ring
 
+SCRATCH_PREFIX = ".probe-"
+"""How what has to have a name while something is tried begins."""
 _DIRECT_ALIGNMENTS_BYTES = (512, 4096)
 
 
@@ -103,14 +105,11 @@ def probe_io_uring(root: Path, shown: Path | None = None) -> Finding:
     result = lib.ember_ring_allowed(killed_by)
     if result < 0:
         return explain_io_uring(-result, killed_by[0], _io_uring_disabled(), _under_seccomp())
-    with _scratch(root) as path:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    with _unnamed(root) as fd:
         try:
             try_ring(fd)
         except OSError as error:
             return Finding(False, f"io_uring does not work in {shown or root}: {error.strerror}")
-        finally:
-            os.close(fd)
     return Finding(True, f"io_uring works in {shown or root}")
 
 
@@ -165,9 +164,9 @@ def probe_direct(root: Path, shown: Path | None = None) -> tuple[Finding, int]:
 
     Returns the finding and the smallest alignment in bytes that works, 0 if none does.
     """
-    with _scratch(root) as path:
+    with _unnamed(root) as unnamed:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+            fd = os.open(f"/proc/self/fd/{unnamed}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
         except OSError as error:
             return _no_direct(shown or root, error.errno or errno.EINVAL), 0
         number = 0
@@ -200,7 +199,10 @@ def choose_engine(
     if prefer == "threads":
         engine = ThreadEngine.open(pool, workers=workers, depth=depth)
         return EngineChoice(engine, "threads: asked for by the configuration")
-    finding = probe_io_uring(root)
+    try:
+        finding = probe_io_uring(root)
+    except OSError as error:  # threads need nothing that would have to be tried first
+        finding = Finding(False, f"io_uring can't be tried in {root}: {error.strerror}")
     if finding.allowed:
         try:
             ring = UringEngine.open(pool, depth=depth)
@@ -233,13 +235,19 @@ def _under_seccomp() -> bool:
 
 
 @contextlib.contextmanager
-def _scratch(root: Path) -> Iterator[str]:
-    fd, path = tempfile.mkstemp(prefix=".probe-", dir=root)
-    os.close(fd)
+def _unnamed(root: Path) -> Iterator[int]:
+    """The descriptor of a file that goes with its last descriptor: a kill leaves nothing."""
     try:
-        yield path
-    finally:
+        fd = os.open(root, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+        fd, path = tempfile.mkstemp(prefix=SCRATCH_PREFIX, dir=root)
         Path(path).unlink()
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _try_direct(fd: int, alignment_bytes: int) -> int:

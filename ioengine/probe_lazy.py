@@ -11,6 +11,7 @@ import errno
 import os
 import selectors
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -22,10 +23,10 @@ from pathlib import Path
 from ioengine import mounts
 from ioengine._native import lib
 from ioengine.errors import check
+from ioengine.probe import SCRATCH_PREFIX
 from ioengine.probe_image import FILE_NAME, probe_image
 
 FANOTIFY = "fanotify"
-SCRATCH_PREFIX = ".probe-"
 _VIEW_BYTES = 8192
 _ANSWER_S = 10.0
 _READ = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())"
@@ -82,6 +83,16 @@ def probe_lazy(root: Path) -> LazyProbe:
     if works:  # what was seen to work outweighs a version number
         checks = [check for check in checks if check.passed]
     return LazyProbe(FANOTIFY if works else None, directio, tuple(checks))
+
+
+def probe_directio(root: Path) -> bool:
+    """Whether EROFS takes its mount option ``directio`` here; no, if that can't be tried."""
+    try:
+        _remove_leftovers(root)
+        with _scratch(root) as scratch:
+            return _takes_directio(scratch)
+    except OSError:
+        return False
 
 
 def _check_kernel(release: str) -> Check:
@@ -255,9 +266,13 @@ def _remove(scratch: Path) -> None:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """What a probe that was killed has left: mounts and a scratch directory."""
-    for scratch in root.glob(SCRATCH_PREFIX + "*"):
-        _remove(scratch)
+    """What a probe that was killed has left; what can't go stays, and is in nobody's way."""
+    for leftover in root.glob(SCRATCH_PREFIX + "*"):
+        with suppress(OSError):
+            if stat.S_ISDIR(leftover.lstat().st_mode):
+                _remove(leftover)
+            else:
+                leftover.unlink()
 
 
 def _mounts_above(path: Path) -> Iterator[mounts.Mount]:

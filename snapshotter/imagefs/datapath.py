@@ -2,7 +2,8 @@
 
 The guard's descriptors are held by the keeper before the first mark is set, and again within
 moments should the keeper die. If the guard could not be adopted though guarded mounts are there,
-what they may have shown in between is suspect, and is said so.
+what they may have shown in between is suspect, and is said so. Where readers wait for a guard that
+outlived its daemon, nothing is probed that could keep the new one from them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ioengine import mounts
-from ioengine.guard import Guard
+from ioengine.guard import GROUP_NAME, Guard
 from ioengine.keeper import Keeper
-from ioengine.probe_lazy import LazyProbe, probe_lazy
+from ioengine.probe_lazy import FANOTIFY, LazyProbe, probe_directio, probe_lazy
 from snapshotter.errors import UnavailableError
 
 log = logging.getLogger(__name__)
@@ -51,15 +52,18 @@ class DataPath:
         """Probe and set up; a kernel that offers nothing is no error, images are fetched whole."""
         if not wanted:
             return cls(None, ('lazy.mode = "off": Ember is a plain overlay snapshotter',))
-        probe = probe_lazy(root)
-        if probe.path is None:
-            return cls(probe, tuple(probe.reasons))
         views, guarded = root / "views", state / "guarded"
-        views.mkdir(mode=0o700, parents=True, exist_ok=True)
-        guarded.mkdir(mode=0o700, parents=True, exist_ok=True)
-        raise_descriptor_limit()
         socket = state / "keeper.sock"
         try:
+            if _outlived(views, guarded, socket, stored):
+                probe = LazyProbe(FANOTIFY, probe_directio(root), ())
+            else:
+                probe = probe_lazy(root)
+            if probe.path is None:
+                return cls(probe, tuple(probe.reasons))
+            views.mkdir(mode=0o700, parents=True, exist_ok=True)
+            guarded.mkdir(mode=0o700, parents=True, exist_ok=True)
+            raise_descriptor_limit()
             if not mounts.is_mounted(guarded):
                 mounts.bind_private(views, guarded)
             keeper = Keeper.connect_or_start(socket)
@@ -129,6 +133,19 @@ class DataPath:
             self.guard.close()
         if self._keeper is not None:
             self._keeper.close()
+
+
+def _outlived(views: Path, guarded: Path, socket: Path, stored: Mapping[str, int]) -> bool:
+    """Whether the guard of the daemon before this one is held, with its mount in place."""
+    try:
+        if not mounts.is_mounted(guarded) or not guarded.samefile(views):
+            return False
+        if GROUP_NAME in stored:
+            return True
+        with Keeper.connect(socket) as keeper:
+            return GROUP_NAME in keeper.names()
+    except OSError:
+        return False
 
 
 def raise_descriptor_limit() -> None:

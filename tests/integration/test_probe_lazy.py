@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from ioengine import mounts
+from ioengine.probe import SCRATCH_PREFIX
 from ioengine.probe_image import probe_image
-from ioengine.probe_lazy import FANOTIFY, SCRATCH_PREFIX, probe_lazy
+from ioengine.probe_lazy import FANOTIFY, probe_directio, probe_lazy
 
 pytestmark = pytest.mark.root
 
@@ -83,6 +84,16 @@ def test_what_a_killed_probe_left_is_cleared_away(disk: Path) -> None:
     (scratch / "guarded").mkdir()
     mounts.bind_private(scratch / "views", scratch / "guarded")
     assert probe_lazy(disk).path == FANOTIFY
+    assert list(disk.iterdir()) == [] and below(disk) == []
+
+
+def test_what_is_no_directory_of_a_probe_is_in_nobodys_way(disk: Path) -> None:
+    (disk / f"{SCRATCH_PREFIX}file").touch()
+    (disk / f"{SCRATCH_PREFIX}link").symlink_to("/etc")
+    (disk / f"{SCRATCH_PREFIX}half").mkdir()
+    (disk / f"{SCRATCH_PREFIX}half" / "guarded").touch()
+    assert probe_lazy(disk).path == FANOTIFY
+    assert probe_directio(disk) == probe_lazy(disk).directio
     assert list(disk.iterdir()) == [] and below(disk) == []
 
 

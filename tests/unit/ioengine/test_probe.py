@@ -61,6 +61,23 @@ def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         probe(tmp_path / "missing")
 
 
+def test_a_kill_in_the_middle_of_it_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[Path] = []
+    monkeypatch.setattr("ioengine.probe.try_ring", lambda fd: named.extend(tmp_path.iterdir()))
+    finding = probe_io_uring(tmp_path)
+    assert finding.allowed or "works" not in finding.reason
+    assert named == []
+
+
+async def test_what_cannot_be_tried_is_no_reason_to_have_no_engine(tmp_path: Path) -> None:
+    choice = choose_engine(tmp_path / "missing", buffer_count=1)
+    assert choice.engine.name == "threads"
+    assert "can't be tried" in choice.reason
+    await choice.engine.close()
+
+
 def test_direct_io_is_tried_not_guessed(tmp_path: Path) -> None:
     finding, alignment_bytes = probe_direct(tmp_path)
     assert alignment_bytes in ((512, 4096) if finding.allowed else (0,))

@@ -1,0 +1,93 @@
+"""A daemon comes back to readers that wait for it, whatever its own probe could not do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from ioengine import mounts
+from ioengine.probe import SCRATCH_PREFIX
+from ioengine.probe_lazy import FANOTIFY
+from snapshotter.errors import UnavailableError
+from snapshotter.imagefs.datapath import DataPath
+from tests.conformance.snapshots.whole import end_keeper
+from tests.integration.test_daemon_manners import small_ext4
+
+pytestmark = pytest.mark.root
+
+
+def open_path(root: Path, state: Path, stored: Mapping[str, int] | None = None) -> DataPath:
+    return DataPath.open(root, state, wanted=True, stored=stored or {})
+
+
+@contextlib.contextmanager
+def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Root on a file system of its own, and state; keeper and mounts go at the end."""
+    state = tmp_path / "state"
+    state.mkdir()
+    with small_ext4(tmp_path, 16 * 2**20) as root:
+        try:
+            yield root, state
+        finally:
+            end_keeper(state / "keeper.sock")
+            mounts.unmount(state / "guarded", detach=True)
+
+
+def fill(root: Path) -> Path:
+    """Take the last block and the last inode."""
+    filler = root / "filler"
+    filler.mkdir()
+    with contextlib.suppress(OSError), (filler / "blocks").open("wb", buffering=0) as file:
+        for length in (2**16, 512):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(length)) == length:
+                    pass
+    with contextlib.suppress(OSError):
+        for number in range(100_000):
+            (filler / f"{number}").touch()
+    return filler
+
+
+@pytest.mark.parametrize("holder", ["keeper", "service manager"])
+def test_a_guard_that_outlived_its_daemon_is_taken_up_on_a_full_disk(
+    tmp_path: Path, holder: str
+) -> None:
+    with small_disk(tmp_path) as (root, state):
+        first = open_path(root, state)
+        stored = {name: os.dup(fd) for name, fd in first.descriptors().items()}
+        first.close()
+        if holder == "keeper":
+            for descriptor in stored.values():
+                os.close(descriptor)
+            stored = {}
+        else:
+            end_keeper(state / "keeper.sock")
+        fill(root)
+        again = open_path(root, state, stored)
+        try:
+            assert again.name == FANOTIFY
+            assert again.guard is not None and again.guard.adopted
+            assert again.reasons == ()
+        finally:
+            again.close()
+
+
+def test_a_full_disk_without_a_guard_is_one_error_in_words(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as (root, state):
+        fill(root)
+        with pytest.raises(UnavailableError, match="No space left"):
+            open_path(root, state)
+        assert not list(root.glob(SCRATCH_PREFIX + "*"))
+        assert not [m for m in mounts.mountinfo() if state in m.target.parents]
+
+
+def test_the_files_of_a_killed_probe_keep_no_daemon_from_starting(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as (root, state):
+        (root / f"{SCRATCH_PREFIX}x").touch()
+        path = open_path(root, state)
+        assert path.name == FANOTIFY
+        path.close()
