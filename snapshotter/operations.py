@@ -36,6 +36,7 @@ from snapshotter.oci.resolver import ResolvedImage
 from snapshotter.rpc import cri
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.control import DrainState, PullEvent, Removal
+from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.pull import Puller, PullStep
 
 DRAIN_REPORT_S = 1.0
@@ -62,6 +63,7 @@ class Parts:
     misses: MissPump | None
     data_path: DataPath
     containerd: Containerd
+    leases: PullLeases
     registry: RegistryClient
     snapshotter: str
     engine: tuple[str, str]
@@ -247,7 +249,7 @@ class DaemonOperations:
 
     def _by_containerd(self, namespace: str) -> Work:
         parts = self._parts
-        puller = Puller(parts.containerd, parts.registry, parts.snapshotter)
+        puller = Puller(parts.containerd, parts.leases, parts.registry, parts.snapshotter)
         return lambda resolved, report: puller.pull(resolved, namespace, report)
 
     async def _follow(self, work: Work, resolved: ResolvedImage) -> AsyncGenerator[PullEvent, None]:

@@ -6,9 +6,11 @@ errors that name the key to change.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
+import secrets
 from pathlib import Path
 
 from prometheus_client import start_http_server
@@ -63,6 +65,18 @@ def take_lock(config: Config, undo: Undo) -> None:
             f"another daemon works on {config.root}; stop it, or set another root"
         ) from None
     undo.later(os.close, descriptor)
+
+
+def cache_name(config: Config) -> str:
+    """A name that no other cache has, kept in this one: what bears it elsewhere is ours."""
+    path = config.root / "name"
+    with contextlib.suppress(FileNotFoundError):
+        known = path.read_text(encoding="ascii", errors="replace").strip()
+        if known:  # else the power went before it was written
+            return known
+    name = secrets.token_hex(16)
+    path.write_text(f"{name}\n", encoding="ascii")
+    return name
 
 
 def open_engine(config: Config, undo: Undo) -> EngineChoice:

@@ -49,6 +49,7 @@ from snapshotter.oci.registry import RegistryClient
 from snapshotter.operations import DaemonOperations, Parts
 from snapshotter.rpc import control, snapshots
 from snapshotter.rpc.containerd import Containerd
+from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.server import RpcServer
 from snapshotter.snapshots import metastore, records
 from snapshotter.snapshots.database import Database
@@ -70,6 +71,7 @@ class _Base:
     registry: RegistryClient
     road: Road
     containerd: Containerd
+    leases: PullLeases
     pool: ThreadPoolExecutor
 
 
@@ -140,6 +142,7 @@ class Daemon:
                 misses=pump,
                 data_path=base.data_path,
                 containerd=base.containerd,
+                leases=base.leases,
                 registry=base.registry,
                 snapshotter=self._config.containerd.snapshotter,
                 engine=(base.engine.engine.name, base.engine.reason),
@@ -176,6 +179,9 @@ class Daemon:
         road = opening.open_road(config, store, shelf, registry, metrics, clock, undo)
         containerd = Containerd(config.containerd.address, config.containerd.timeout)
         undo.later(containerd.close)
+        leases = PullLeases(containerd, opening.cache_name(config), clock)
+        leases.start()
+        undo.later(leases.stop)
         return _Base(
             engine,
             data_path,
@@ -186,6 +192,7 @@ class Daemon:
             registry,
             road,
             containerd,
+            leases,
             pool,
         )
 

@@ -27,7 +27,6 @@ from snapshotter.rpc.pb.containerd.services.introspection.v1 import (
     introspection_pb2,
     introspection_pb2_grpc,
 )
-from snapshotter.rpc.pb.containerd.services.leases.v1 import leases_pb2, leases_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.namespaces.v1 import (
     namespace_pb2,
     namespace_pb2_grpc,
@@ -77,7 +76,6 @@ class Containerd:
         )
         self._content = content_pb2_grpc.ContentStub(self.channel)
         self._images = images_pb2_grpc.ImagesStub(self.channel)
-        self._leases = leases_pb2_grpc.LeasesStub(self.channel)
         self._containers = containers_pb2_grpc.ContainersStub(self.channel)
         self._namespaces = namespace_pb2_grpc.NamespacesStub(self.channel)
         self._version = version_pb2_grpc.VersionStub(self.channel)
@@ -169,26 +167,6 @@ class Containerd:
         """Put a blob into the content store under ``lease``; containerd verifies its digest."""
         writer = BlobWriter(self._content, namespace, lease, descriptor)
         await writer.write(data, labels)
-
-    async def create_lease(self, namespace: str, lease: str, expires: str) -> None:
-        """A lease that keeps a pull's content until it is deleted or ``expires`` (RFC 3339)."""
-        request = leases_pb2.CreateRequest(id=lease, labels={"containerd.io/gc.expire": expires})
-        try:
-            await self._leases.Create(request, metadata=metadata_for(namespace), timeout=_CHANGE_S)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, f"lease {lease}") from None
-
-    async def delete_lease(self, namespace: str, lease: str) -> None:
-        """Drop the lease; one that is gone already is fine."""
-        try:
-            await self._leases.Delete(
-                leases_pb2.DeleteRequest(id=lease),
-                metadata=metadata_for(namespace),
-                timeout=_CHANGE_S,
-            )
-        except grpc.aio.AioRpcError as error:
-            if error.code() != grpc.StatusCode.NOT_FOUND:
-                raise error_from_rpc(error, f"lease {lease}") from None
 
     async def put_image(self, namespace: str, name: str, target: Descriptor) -> None:
         """Create or move the image ``name``; the kubelet and ``ctr`` see it from then on."""

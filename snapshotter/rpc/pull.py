@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,18 +21,17 @@ from snapshotter.errors import (
     AlreadyExistsError,
     CorruptError,
     NotFoundError,
-    UnavailableError,
 )
 from snapshotter.imagefs.documents import chain_ids
 from snapshotter.oci.documents import OCI_CONFIG
 from snapshotter.oci.resolver import ResolvedImage
 from snapshotter.rpc.containerd import Containerd, Descriptor, metadata_for
+from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.pb.containerd.services.diff.v1 import diff_pb2, diff_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2, snapshots_pb2_grpc
 from snapshotter.rpc.pb.containerd.types import descriptor_pb2, mount_pb2
 from snapshotter.rpc.remote import error_from_rpc
 
-LEASE_SECONDS = 24 * 3600
 LABEL_BYTES = 4096
 REDIALS = 10
 REDIAL_S = 0.5
@@ -80,8 +78,11 @@ def layer_labels(image: ResolvedImage, position: int, chain_id: Digest) -> dict[
 class Puller:
     """Pulls resolved images into one containerd for one snapshotter name."""
 
-    def __init__(self, containerd: Containerd, origin: Origin, snapshotter: str) -> None:
+    def __init__(
+        self, containerd: Containerd, leases: PullLeases, origin: Origin, snapshotter: str
+    ) -> None:
         self._containerd = containerd
+        self._leases = leases
         self._origin = origin
         self._snapshotter = snapshotter
         self._snapshots = snapshots_pb2_grpc.SnapshotsStub(containerd.channel)
@@ -94,18 +95,12 @@ class Puller:
         report: Callable[[PullStep], None] = lambda step: None,
     ) -> None:
         """Bring ``image`` into ``namespace``; a pull that was cut short is done again."""
-        lease = f"ember-pull-{secrets.token_hex(8)}"
-        expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + LEASE_SECONDS))
-        await self._containerd.create_lease(namespace, lease, expires)
-        try:
+        async with self._leases.hold(namespace) as lease:
             chain = chain_ids([layer.diff_id for layer in image.layers])
             await self._write_documents(image, namespace, lease, chain)
             for position in range(len(image.layers)):
                 await self._layer(image, position, chain, namespace, lease, report)
             await self._containerd.put_image(namespace, str(image.reference), _target(image))
-        finally:
-            with contextlib.suppress(UnavailableError, NotFoundError):
-                await asyncio.shield(self._containerd.delete_lease(namespace, lease))
 
     async def _write_documents(
         self, image: ResolvedImage, namespace: str, lease: str, chain: Sequence[Digest]

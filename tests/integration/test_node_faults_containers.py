@@ -188,11 +188,24 @@ def test_a_pull_killed_with_its_daemon_again_and_again_works_in_the_end(
     assert at.ember.pull(case.reference) < 30
     with container(at, case.reference) as runs:
         assert runs.read("/f0") == crc_of("pulled", 0, 1_000_000)
-    # What was killed could not end its leases; containerd would wait until they expire.
-    for lease in at.containerd.ctr("leases", "ls", "-q").split():
-        at.containerd.ctr("leases", "rm", "--sync", lease)
+    assert at.until(lambda: not leases(at), 10)
     at.containerd.remove_image(case.reference)
     assert at.remove(case.reference).kept == []
+
+
+def leases(at: Node) -> list[str]:
+    return at.containerd.ctr("leases", "ls", "-q").split()
+
+
+def test_a_daemon_ends_the_leases_that_it_left_when_it_was_killed_and_no_other_s(at: Node) -> None:
+    ours = (at.ember.root / "name").read_text().strip()
+    at.ember.kill()
+    for lease, owner in (("left-by-us", ours), ("of-another", "f" * 32)):
+        at.containerd.ctr("leases", "create", "--id", lease, f"ember/pull-of={owner}")
+    at.containerd.ctr("leases", "create", "--id", "of-nobody")
+    restart(at)
+    assert at.until(lambda: sorted(leases(at)) == ["of-another", "of-nobody"], 10)
+    at.containerd.ctr("leases", "rm", "of-another", "of-nobody")
 
 
 def test_keeper_and_daemon_die_in_turn_under_readers_and_nobody_sees_it(
