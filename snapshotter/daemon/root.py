@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from ioengine.probe import EngineChoice
+from snapshotter.chunks.space import is_full
 from snapshotter.chunks.store import ViewStore
 from snapshotter.clock import SystemClock
 from snapshotter.config import Config
 from snapshotter.content import BlobRef, Digest
 from snapshotter.daemon import opening
+from snapshotter.daemon.room import room_to_try
 from snapshotter.daemon.undo import Undo
-from snapshotter.errors import UnavailableError
+from snapshotter.errors import NoSpaceError, UnavailableError
 from snapshotter.fetch import Road
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.index_writer import remove_leftovers
@@ -101,6 +103,14 @@ class Daemon:
         """Bring everything up; an EmberError says what stands in the way, and nothing is left."""
         try:
             await self._start()
+        except OSError as error:
+            await self.stop()
+            if is_full(error):
+                raise NoSpaceError(
+                    f"no space left under {self._config.root} ({error}); free some: readers of what"
+                    " is not here yet wait for the daemon"
+                ) from error
+            raise UnavailableError(f"the daemon can't start: {error}") from error
         except BaseException:
             await self.stop()
             raise
@@ -163,8 +173,9 @@ class Daemon:
         config, clock, undo = self._config, self._clock, self._undo
         pool = ThreadPoolExecutor(4, thread_name_prefix="ember-work")
         undo.later(asyncio.to_thread, pool.shutdown)
-        engine = opening.open_engine(config, undo)
-        data_path = opening.open_data_path(config, undo)
+        with room_to_try(config.root):
+            engine = opening.open_engine(config, undo)
+            data_path = opening.open_data_path(config, undo)
         database = await Database.open(
             config.root / "ember.db", (metastore.SCHEMA, catalog_tables.PIECE)
         )

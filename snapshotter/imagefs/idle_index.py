@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from snapshotter.clock import Clock
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 2.0
 PULL_LIMIT_S = 3600.0
+RETRY_S = 10.0
 WAITING = 4096
 
 
@@ -41,6 +42,7 @@ class _Wanted:
     repository: str
     layer: Layer
     until_s: float
+    not_before_s: float = 0.0
 
 
 class IdleIndexer:
@@ -85,8 +87,10 @@ class IdleIndexer:
     async def _step(self) -> None:
         """Index one layer that containerd has by now; drop what is done, refused or too old."""
         for digest, wanted in list(self._wanted.items()):
-            late = self._clock.monotonic_s() > wanted.until_s
-            if late or self._shelf.get(digest) is not None:
+            now_s = self._clock.monotonic_s()
+            if now_s < wanted.not_before_s:
+                continue
+            if now_s > wanted.until_s or self._shelf.get(digest) is not None:
                 del self._wanted[digest]
                 continue
             try:
@@ -108,6 +112,13 @@ class IdleIndexer:
         try:
             await self._ingest.wait(job, PULL_LIMIT_S)
         except EmberError as error:
+            if error.retryable:  # above all a full disk: the blob stays, and so does the wish
+                self._again(wanted)
             log.warning("layer %s is not indexed: %s", layer.blob, error)
         else:
             log.info("layer %s is indexed; its next start can be lazy", layer.blob)
+
+    def _again(self, wanted: _Wanted) -> None:
+        now_s = self._clock.monotonic_s()
+        later = replace(wanted, not_before_s=now_s + RETRY_S, until_s=now_s + PULL_LIMIT_S)
+        self._wanted[wanted.layer.blob] = later

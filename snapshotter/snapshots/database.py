@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import sqlite3
 import threading
@@ -43,7 +44,8 @@ CHECKPOINT_GROUPS: Final = 64
 LAST_CHECKPOINT_PAGES: Final = 8000
 """When the writer has to move the log itself: others did not come to it."""
 RESERVE_BYTES: Final = 4 * 1024 * 1024
-"""Given up when the disk is full, so that what was removed can still be recorded."""
+"""Given up when the disk is full, so that it can be opened and removals can still be recorded."""
+FULL_BYTES: Final = 128 * 1024
 
 
 @dataclass(slots=True)
@@ -133,6 +135,19 @@ class Database:
     def _start(self, pieces: Sequence[SchemaPiece]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch(mode=0o600)  # sqlite's other files take the mode over
+        try:
+            self._connection = self._open(pieces)
+        except NoSpaceError:
+            if not self._reserve.exists():
+                raise
+            _log.error("%s: disk full, giving up the reserve to open it", self.path)
+            self._reserve.unlink(missing_ok=True)
+            self._connection = self._open(pieces)
+        self._keep_reserve()
+        self._grow_log()
+        self._writer.start()
+
+    def _open(self, pieces: Sequence[SchemaPiece]) -> sqlite3.Connection:
         connection = self._connect()
         try:
             verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -145,10 +160,7 @@ class Database:
         except BaseException:
             connection.close()
             raise
-        self._connection = connection
-        self._keep_reserve()
-        self._grow_log()
-        self._writer.start()
+        return connection
 
     def _stop(self) -> None:
         self._queue.put(None)
@@ -157,6 +169,7 @@ class Database:
         for connection in self._reader_connections:
             connection.close()
         self._connection.close()
+        self._keep_reserve()  # from what the log took: the next start needs some room
 
     def _connect(self) -> sqlite3.Connection:
         try:
@@ -300,9 +313,15 @@ class Database:
             self._reserve.unlink(missing_ok=True)
             _log.warning("no room for %s: %s", self._reserve, error)
 
+    def _is_full(self) -> bool:
+        status = os.statvfs(self.path.parent)
+        return status.f_bavail * status.f_frsize < FULL_BYTES
+
     def _translated(self, error: sqlite3.DatabaseError) -> Exception:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
+        # Without room for the file that its users share sqlite speaks of an I/O error.
+        full = code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and self._is_full()
+        if code == sqlite3.SQLITE_FULL or full:
             return NoSpaceError(f"no room on the file system of {self.path}; free some space there")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return CorruptError(f"{self.path} is damaged ({error}); {_WAY_OUT}")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from snapshotter.content import BlobRef, Digest
-from snapshotter.errors import NotFoundError
+from snapshotter.errors import NoSpaceError, NotFoundError
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.decision import ImageDocument
-from snapshotter.imagefs.idle_index import POLL_S, PULL_LIMIT_S, IdleIndexer
+from snapshotter.imagefs.idle_index import POLL_S, PULL_LIMIT_S, RETRY_S, IdleIndexer
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.shelf import Shelf
 from tests.cases.tars import file, layer
@@ -33,6 +33,7 @@ class Scene:
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self.stored: dict[Digest, bytes] = {}
         self.read: list[Digest] = []
+        self.full = False
         self.gate = asyncio.Event()
         self.clock = HandClock()
         self.shelf = Shelf(directory, lambda view: (), lambda blob: ())
@@ -68,6 +69,8 @@ class Scene:
 
     async def stream_blob(self, namespace: str, digest: Digest) -> AsyncIterator[bytes]:
         self.read.append(digest)
+        if self.full:
+            raise NoSpaceError("the disk is full")
         yield self.stored[digest]
 
     def want(self, *layers: Layer) -> None:
@@ -148,3 +151,21 @@ async def test_what_is_refused_or_never_comes_does_not_stop_the_others(scene: Sc
     await scene.clock.advance(PULL_LIMIT_S)
     await scene.poll(1)
     assert scene.clock.sleepers == 0, "it still polls for a layer that nobody pulls any more"
+
+
+async def test_a_full_disk_is_tried_again_until_it_has_room_also_long_after_the_pull(
+    scene: Scene,
+) -> None:
+    plain = layer(file(b"one", b"1"))
+    one = layer_of(plain)
+    scene.stored[one.blob] = plain
+    scene.full = True
+    scene.want(one)
+    await asyncio.sleep(0)
+    for _ in range(5):
+        await scene.clock.advance(PULL_LIMIT_S / 2)
+        await scene.settled()
+    assert len(scene.read) > 3
+    scene.full = False
+    await scene.poll(int(RETRY_S / POLL_S) + 2)
+    assert scene.shelf.get(one.blob) is not None
