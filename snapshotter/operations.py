@@ -9,7 +9,14 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Sequence,
+)
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +24,7 @@ from snapshotter import __version__
 from snapshotter.chunks.store import ViewStore
 from snapshotter.clock import Clock
 from snapshotter.content import Digest
-from snapshotter.errors import EmberError, NotFoundError
+from snapshotter.errors import EmberError, InvalidArgumentError, NotFoundError
 from snapshotter.fetch import Road
 from snapshotter.imagefs.catalog import Catalog, Image, Layer
 from snapshotter.imagefs.datapath import DataPath
@@ -36,6 +43,7 @@ from snapshotter.oci.resolver import ResolvedImage
 from snapshotter.rpc import cri
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.control import DrainState, PullEvent, Removal
+from snapshotter.rpc.image_records import Record, choose, delete, every_record
 from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.pull import Puller, PullStep
 
@@ -214,6 +222,7 @@ class DaemonOperations:
         """Resolve, then bring into containerd; the last event says done, and why not lazy."""
         parts = self._parts
         wanted = Platform.parse(platform) if platform else host_platform()
+        await parts.containerd.version()  # before anything of a pull that can't succeed is known
         resolved = await parts.registry.resolve(parse_reference(image), wanted)
         if platform and wanted.rank(resolved.platform) is None:
             raise NotFoundError(f"{image} is for {resolved.platform}, not for {wanted}")
@@ -305,51 +314,49 @@ class DaemonOperations:
     async def remove(self, image: str, namespace: str, *, data_only: bool) -> Removal:
         """Drop data (and index and record); NotFoundError if ``image`` means nothing here."""
         parts = self._parts
-        found = parts.catalog.find(image)
+        found, names = self._meant(image)
+        gone: Sequence[Record] = ()
+        left: Sequence[Record] = ()
+        if not data_only:
+            records = await every_record(parts.containerd)
+            choice = choose(records, names, namespace or "default", image)
+            gone, left = choice.gone, choice.left
+            await delete(parts.containerd, gone)
+        outcome = await parts.remover.remove(found, data_only=data_only)
+        parts.decider.forget(found.manifest)
+        kept = outcome.kept
+        if outcome.in_use:
+            kept = [f"data of {found.manifest}: it is also {each}" for each in left] or kept
+            kept += await self._users(found)
+            held = {record.name for record in left}
+            if held:
+                await parts.catalog.unname(found.manifest, [n for n in names if n not in held])
+        removed = [f"image {record}" for record in gone]
+        return Removal(outcome.freed_bytes, (*removed, *outcome.removed), tuple(kept))
+
+    def _meant(self, text: str) -> tuple[Image, Collection[str]]:
+        """The image that ``text`` means, and which of its names: all, if it is a digest."""
+        catalog = self._parts.catalog
+        found, name = catalog.find(text), text
         if not found:
             with contextlib.suppress(EmberError):
-                found = parts.catalog.find(str(parse_reference(image)))
+                name = str(parse_reference(text))
+                found = catalog.find(name)
         if not found:
-            raise NotFoundError(f"no image {image!r} is known here; `ember images` lists them")
-        namespace, outcome = namespace or "default", None
-        elsewhere = [] if data_only else await self._elsewhere(image, found, namespace)
-        for each in found:
-            if not data_only:
-                await self._remove_from_containerd(each, namespace)
-            one = await parts.remover.remove(each, data_only=data_only)
-            parts.decider.forget(each.manifest)
-            if outcome is None:
-                outcome = one
-            else:
-                outcome.freed_bytes += one.freed_bytes
-                outcome.removed += one.removed
-                outcome.kept += one.kept
-        assert outcome is not None
-        if outcome.in_use and elsewhere:
-            places = ", ".join(elsewhere)
-            outcome.kept.append(f"image {image}: it is in namespace {places} too (--namespace)")
-        return Removal(outcome.freed_bytes, tuple(outcome.removed), tuple(outcome.kept))
+            raise NotFoundError(f"no image {text!r} is known here; `ember images` lists them")
+        if len(found) > 1:
+            all_of_them = ", ".join(str(image.manifest) for image in found)
+            raise InvalidArgumentError(f"{text!r} may be any of {all_of_them}")
+        return found[0], ([name] if name in found[0].names else found[0].names)
 
-    async def _elsewhere(self, image: str, found: Sequence[Image], namespace: str) -> list[str]:
-        """The other namespaces of containerd that have it; NotFoundError if only they do."""
-        containerd = self._parts.containerd
-        names = {name for each in found for name in each.names}
-        holders = [
-            each
-            for each in await containerd.namespaces()
-            if any([await containerd.has_image(each, name) for name in names])
+    async def _users(self, image: Image) -> list[str]:
+        """The containers on ``image``, whether they run or not."""
+        running = await self._containers()
+        return [
+            f"image {name}: container {container} is made of it"
+            for name in image.names
+            for container in running.get(name, ())
         ]
-        if holders and namespace not in holders:
-            raise NotFoundError(
-                f"image {image} is not in containerd's namespace {namespace} but in"
-                f" {', '.join(holders)}; say which with --namespace"
-            )
-        return [each for each in holders if each != namespace]
-
-    async def _remove_from_containerd(self, image: Image, namespace: str) -> None:
-        for name in image.names:
-            with contextlib.suppress(NotFoundError):
-                await self._parts.containerd.delete_image(namespace, name)
 
     async def drain(self) -> AsyncIterator[DrainState]:
         """Complete every view that is mounted; what fails is named and does not stop the rest."""

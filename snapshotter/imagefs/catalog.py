@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -147,6 +147,13 @@ class Catalog:
         await self._put(image)
         return image
 
+    async def unname(self, manifest: Digest, names: Collection[str]) -> None:
+        """Forget that the image goes by ``names``; it stays known, by its digest if need be."""
+        known = self._images.get(manifest)
+        if known is not None and set(names) & set(known.names):
+            kept = tuple(name for name in known.names if name not in names)
+            await self._put(replace(known, names=kept))
+
     async def _put(self, image: Image) -> None:
         manifest = str(image.manifest)
 
@@ -237,6 +244,7 @@ class Catalog:
             for image in self.images()
             if text in image.names
             or any(name.rsplit("@", 1)[0] == text for name in image.names)
+            or any(f"{place}@{image.manifest}" == text for place in image.repositories)
             or (len(bare) >= 6 and image.manifest.hex.startswith(bare))
         ]
 

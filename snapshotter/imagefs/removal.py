@@ -77,7 +77,10 @@ class Remover:
             elif str(layer.blob) in standing:
                 outcome.keep_in_use(layer, ", a snapshot stands on it")
             elif await self._drop_view(layer, outcome) and not data_only:
-                outcome.freed_bytes += self._shelf.bytes_on_disk(layer.blob)
+                size = self._shelf.bytes_on_disk(layer.blob)
+                if size:
+                    outcome.freed_bytes += size
+                    outcome.removed.append(f"index of layer {layer.blob} ({size} bytes)")
                 self._shelf.drop(layer.blob)
                 self._metadata.drop(layer.blob.hex)
         if not data_only and not outcome.in_use:
@@ -109,5 +112,6 @@ class Remover:
             outcome.keep_in_use(layer, " by a running container")
             return False
         outcome.freed_bytes += freed
-        outcome.removed.append(f"data of layer {layer.blob} ({freed} bytes)")
+        if freed:
+            outcome.removed.append(f"data of layer {layer.blob} ({freed} bytes)")
         return True

@@ -20,6 +20,7 @@ from google.protobuf import empty_pb2
 
 from snapshotter.content import Digest
 from snapshotter.errors import EmberError, UnavailableError
+from snapshotter.rpc.image_records import Record
 from snapshotter.rpc.pb.containerd.services.containers.v1 import containers_pb2, containers_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.content.v1 import content_pb2, content_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.images.v1 import images_pb2, images_pb2_grpc
@@ -37,6 +38,7 @@ from snapshotter.rpc.pb.containerd.types import descriptor_pb2
 from snapshotter.rpc.remote import error_from_rpc
 
 MESSAGE_BYTES = 16 * 1024 * 1024
+_CRI_LABEL = "io.cri-containerd.image"
 _WRITE_BYTES = 1024 * 1024
 _CHANGE_S = 30.0
 _LOCKED_S = 3600.0
@@ -195,19 +197,20 @@ class Containerd:
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, f"image {name} in containerd") from None
 
-    async def has_image(self, namespace: str, name: str) -> bool:
-        """Whether the image record ``name`` is there."""
+    async def image_records(self, namespace: str) -> list[Record]:
+        """The images of one namespace, by name."""
         try:
-            await self._images.Get(
-                images_pb2.GetImageRequest(name=name),
+            reply = await self._images.List(
+                images_pb2.ListImagesRequest(),
                 metadata=metadata_for(namespace),
                 timeout=self._timeout_s,
             )
         except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.NOT_FOUND:
-                return False
-            raise error_from_rpc(error, f"image {name} in containerd") from None
-        return True
+            raise error_from_rpc(error, f"images of containerd in {namespace}") from None
+        return [
+            Record(namespace, image.name, image.target.digest, _CRI_LABEL in image.labels)
+            for image in reply.images
+        ]
 
     async def delete_image(self, namespace: str, name: str) -> None:
         """Remove the image record ``name`` and let containerd collect what only it needed."""
