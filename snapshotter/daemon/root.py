@@ -232,10 +232,6 @@ class Daemon:
     def _open_decider(self, base: _Base, views: Views) -> tuple[Ingest, Decider]:
         config, clock, catalog = self._config, self._clock, base.catalog
 
-        def indexed(blob: Digest) -> None:
-            for image in catalog.images_of_blob(blob):
-                decider.forget(image.manifest)
-
         async def refused(blob: Digest, diff_id: Digest, reason: str) -> None:
             await catalog.blame(blob, diff_id, reason, clock.wall_ns())
             for image in catalog.images_of_blob(blob):
@@ -245,7 +241,6 @@ class Daemon:
             base.registry,
             views.stage,
             base.shelf.directory,
-            indexed,
             refused,
             base.pool,
             clock,

@@ -1,4 +1,4 @@
-"""Is this image served lazily? Decided once, for all of its layers, before the first is answered.
+"""Is this image served lazily? Decided once a pull, for all layers, before the first is answered.
 
 What the whole image needs is looked at: a data path, its documents, an index for every layer or the
 leave to stream those that lack one, and credentials that reach the origin. The answer comes within
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from snapshotter.clock import Clock
@@ -23,7 +23,7 @@ from snapshotter.snapshots.lazy import LayerClaim
 
 log = logging.getLogger(__name__)
 
-REMEMBER_S = 60.0
+YES_HOLDS_S = 60.0
 PENDING_DECISIONS = 1024
 
 NO_LABELS = (
@@ -78,7 +78,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer for an image, good for ``REMEMBER_S``."""
+    """The answer for all layers of an image."""
 
     lazy: bool
     reason: str
@@ -86,8 +86,30 @@ class Decision:
     made_s: float
 
 
+@dataclass(slots=True)
+class _Pull:
+    """What was decided for a pull of an image, and the chains that were answered with it."""
+
+    decision: Decision
+    answered: set[str] = field(default_factory=set)
+
+    def has(self, claim: LayerClaim, now_s: float) -> bool:
+        """Whether ``claim`` belongs to this pull, so that what was decided holds for it too.
+
+        A lazy pull is over within moments: nothing is fetched between its layers. One that
+        containerd does itself may take an hour, and indexing begins meanwhile. It goes on as long
+        as a layer is unpacked, and with the layer above each that was.
+        """
+        if self.decision.lazy:
+            return now_s - self.decision.made_s < YES_HOLDS_S
+        if claim.being_unpacked:
+            return True
+        parent = claim.below[-1].chain_id if claim.below else None
+        return parent in self.answered and claim.chain_id not in self.answered
+
+
 class Decider:
-    """One decision for each image and namespace at a time; twenty clients share it."""
+    """One decision for each pull of an image into a namespace; twenty clients share it."""
 
     def __init__(
         self,
@@ -112,8 +134,8 @@ class Decider:
         self._clock = clock
         self.unlabelled = 0
         """Layers that were prepared without a word of their image, since the daemon's start."""
-        self._made: dict[tuple[str, str], Decision] = {}
-        self._pending: dict[tuple[str, str], asyncio.Task[Decision]] = {}
+        self._pulls: dict[tuple[str, str], _Pull] = {}
+        self._pending: dict[tuple[str, str], asyncio.Task[_Pull]] = {}
 
     async def decide(self, claim: LayerClaim) -> Decision:
         """The decision for the image that ``claim`` belongs to; never raises, never waits long."""
@@ -121,26 +143,33 @@ class Decider:
             self.unlabelled += 1
             return self._no(NO_LABELS)
         key = (claim.namespace, str(claim.manifest_digest))
-        made = self._made.get(key)
-        if made is not None and self._clock.monotonic_s() - made.made_s < REMEMBER_S:
-            return made
+        pull = self._pulls.get(key)
+        if pull is not None and pull.has(claim, self._clock.monotonic_s()):
+            pull.answered.add(claim.chain_id)
+            return pull.decision
         task = self._pending.get(key)
         if task is None:
             if len(self._pending) >= PENDING_DECISIONS:
                 return self._no("too many images are being decided on at once")
-            task = asyncio.create_task(self._make(claim), name=f"decide {key[1]}")
+            task = asyncio.create_task(self._begin(key, claim), name=f"decide {key[1]}")
             self._pending[key] = task
             task.add_done_callback(lambda _: self._pending.pop(key, None))
-        decision = await asyncio.shield(task)
-        while len(self._made) >= PENDING_DECISIONS:
-            self._made.pop(next(iter(self._made)))
-        self._made[key] = decision
-        return decision
+        pull = await asyncio.shield(task)
+        pull.answered.add(claim.chain_id)
+        return pull.decision
+
+    async def _begin(self, key: tuple[str, str], claim: LayerClaim) -> _Pull:
+        pull = _Pull(await self._make(claim))
+        self._pulls.pop(key, None)
+        while len(self._pulls) >= PENDING_DECISIONS:
+            self._pulls.pop(next(iter(self._pulls)))
+        self._pulls[key] = pull
+        return pull
 
     def forget(self, manifest: Digest) -> None:
-        """Drop what was decided for an image whose data or index has just changed."""
-        for key in [key for key in self._made if key[1] == str(manifest)]:
-            del self._made[key]
+        """Drop what was decided for an image that was removed, or turned out to be unfit."""
+        for key in [key for key in self._pulls if key[1] == str(manifest)]:
+            del self._pulls[key]
 
     def _no(self, reason: str, layers: tuple[Layer, ...] = ()) -> Decision:
         return Decision(False, reason, layers, self._clock.monotonic_s())

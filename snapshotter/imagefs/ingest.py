@@ -89,7 +89,6 @@ class Ingest:
         streams: Streams,
         stage: Callable[[Digest], Staging | None],
         index_directory: Path,
-        on_indexed: Callable[[Digest], None],
         on_refused: Callable[[Digest, Digest, str], Coroutine[None, None, None]],
         executor: Executor,
         clock: Clock,
@@ -99,7 +98,6 @@ class Ingest:
         self._streams = streams
         self._stage = stage
         self._directory = index_directory
-        self._on_indexed = on_indexed
         self._on_refused = on_refused
         self._executor = executor
         self._clock = clock
@@ -273,7 +271,6 @@ class Ingest:
                 self._streamed.pop(next(iter(self._streamed)))
             before = self._streamed.get(job.diff_id, 0)
             self._streamed[job.diff_id] = before + job.blob.size_bytes
-        self._on_indexed(job.blob.digest)
 
     async def _feed(
         self,

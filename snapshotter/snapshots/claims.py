@@ -33,12 +33,13 @@ class Claims:
         parent: str,
         labels: Mapping[str, str],
         below: Sequence[StackEntry],
+        being_unpacked: bool,
     ) -> LazyLayer | None:
         """The lazy layer for this chainID on this parent, or None: unpack it."""
         key = (namespace, chain_id, parent)
         task = self._asked.get(key)
         if task is None:
-            claim = layer_claim(namespace, chain_id, parent, labels, below)
+            claim = layer_claim(namespace, chain_id, parent, labels, below, being_unpacked)
             task = asyncio.get_running_loop().create_task(self._decide(claim))
             self._asked[key] = task
             task.add_done_callback(lambda _: self._asked.pop(key, None))
@@ -63,6 +64,7 @@ def layer_claim(
     parent: str,
     labels: Mapping[str, str],
     below: Sequence[StackEntry],
+    being_unpacked: bool,
 ) -> LayerClaim:
     """Read the labels of a layer's Prepare; what isn't a digest counts as absent."""
     image_layers = labels.get(known.IMAGE_LAYERS, "").split(",")
@@ -77,6 +79,7 @@ def layer_claim(
         diff_id=_digest(labels.get(known.DIFF_ID)),
         below=tuple(below),
         labels=dict(labels),
+        being_unpacked=being_unpacked,
     )
 
 

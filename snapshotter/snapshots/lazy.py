@@ -41,6 +41,7 @@ class LayerClaim:
 
     ``image_layers`` are the digests of this layer and those above (maybe cut). Fields are None
     where the client sent no such label: without an image reference nothing can be fetched.
+    ``being_unpacked``: another client was told to unpack this very layer, and is at it.
     """
 
     namespace: str
@@ -53,6 +54,7 @@ class LayerClaim:
     diff_id: Digest | None
     below: tuple[StackEntry, ...]
     labels: Mapping[str, str] = field(repr=False)
+    being_unpacked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class LazyLayers(Protocol):
     async def claim(self, claim: LayerClaim) -> LazyLayer | None:
         """Decide within a few seconds; None (for every layer of the image): unpack it.
 
-        A layer may be claimed again: by another client, or because the first one hung up.
+        What is answered for one layer holds for the whole pull. A layer may be claimed again: by
+        another client, or because the first one hung up.
         """
         ...
 

@@ -116,6 +116,16 @@ def find_layer(connection: sqlite3.Connection, chain_id: str, parent_id: int | N
     return None if row is None else str(row[0])
 
 
+def is_unpacked_now(connection: sqlite3.Connection, chain_id: str) -> bool:
+    """Whether an active snapshot has this snapshot.ref: somebody is unpacking the layer."""
+    row = connection.execute(
+        "SELECT 1 FROM snapshot_labels l JOIN snapshots s ON s.id = l.snapshot_id"
+        " WHERE l.key = ? AND l.value = ? AND s.kind = ? LIMIT 1",
+        (SNAPSHOT_REF, chain_id, int(Kind.ACTIVE)),
+    ).fetchone()
+    return row is not None
+
+
 def versions(connection: sqlite3.Connection, after_id: int, limit: int) -> list[Version]:
     """The next ``limit`` snapshots by id: a commit while a list is read neither hides nor doubles
     an entry, since ids stay."""

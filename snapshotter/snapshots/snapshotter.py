@@ -119,8 +119,8 @@ class Snapshotter:
         chain_id = labels.get(known.SNAPSHOT_REF)
         if chain_id is None:
             return await self._create(Kind.ACTIVE, key, parent, labels)
-        below = await self._admit(key, parent, chain_id)
-        layer = await self._claims.ask(namespace, chain_id, parent, labels, below)
+        below, being_unpacked = self._admit(key, parent, chain_id)
+        layer = await self._claims.ask(namespace, chain_id, parent, labels, below, being_unpacked)
         if layer is not None:
             await self._finish(self._creator.take(chain_id, parent, labels, layer))
             raise AlreadyExistsError(f"layer {chain_id} is being provided on {parent or 'nothing'}")
@@ -214,21 +214,25 @@ class Snapshotter:
 
     # -- creating ---------------------------------------------------------------------------
 
-    async def _admit(self, key: str, parent: str, chain_id: str) -> tuple[StackEntry, ...]:
-        """Check a layer's Prepare; AlreadyExistsError if the layer is here on this parent."""
+    def _admit(self, key: str, parent: str, chain_id: str) -> tuple[tuple[StackEntry, ...], bool]:
+        """Check a layer's Prepare; AlreadyExistsError if the layer is here on this parent.
 
-        def check(connection: Any) -> tuple[str | None, tuple[ChainRow, ...]]:
+        Else what is below it, and whether another client is unpacking it.
+        """
+
+        def check(connection: Any) -> tuple[str | None, tuple[ChainRow, ...], bool]:
             parent_id = metastore.check_new(connection, key, parent)
             here = records.find_layer(connection, chain_id, parent_id)
             if here is not None and not self._is_fit(records.get(connection, here)):
                 here = None
-            return here, records.chain(connection, parent_id)
+            busy = records.is_unpacked_now(connection, chain_id)
+            return here, records.chain(connection, parent_id), busy
 
         metastore.check_name(key, "key")
-        here, rows = self._db.look(check)
+        here, rows, busy = self._db.look(check)
         if here is not None:
             raise AlreadyExistsError(f"layer {chain_id} is here as snapshot {here!r}")
-        return self._stack(rows)
+        return self._stack(rows), busy
 
     def _is_fit(self, record: Record) -> bool:
         if record.layer is None or record.view is None:

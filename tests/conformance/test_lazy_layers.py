@@ -53,7 +53,7 @@ def _claim(chain_id: str) -> LayerClaim:
         known.IMAGE_REF: "registry.example/app:1",
         known.LAYER_DIGEST: str(digest(chain_id)),
     }
-    return layer_claim("default", chain_id, "", labels, ())
+    return layer_claim("default", chain_id, "", labels, (), False)
 
 
 @asynccontextmanager

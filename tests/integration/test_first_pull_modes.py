@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.bed.link import Shape
 from tests.cases.images import ImageCase, as_it_is, gzipped, image, zstandarded
 from tests.cases.layers import is_file
 from tests.cases.tars import file, layer
@@ -118,6 +119,28 @@ def test_auto_decides_by_size_over_the_rate_that_was_reached(tmp_path: Path) -> 
         assert (pulled.lazy_layers, pulled.reason) == (1, "")
         assert differences(ours, larger) == []
         check_indexed_when_idle(ours, large)
+
+
+@pytest.mark.parametrize("major", [1, 2])
+def test_a_pull_that_containerd_began_stays_its_own_while_its_layers_are_indexed(
+    tmp_path: Path, major: int
+) -> None:
+    case = noise(f"long {major}", *[1_200_000] * 5)
+    size_bytes = sum(map(len, case.contents))
+    settings = {"first_pull": {"budget": 5.0, "assumed_rate": 1_000_000}}
+    with node(tmp_path, major=major, first_pull="auto", sections=settings) as ours:
+        case.push(ours.bed.registry)
+        ours.bed.link.reshape(Shape(8))
+        sent_bytes = ours.bed.registry.sent_bytes()
+        if major == 1:
+            assert ours.pull(case.reference).lazy_layers == 0
+        else:
+            ours.containerd.pull(case.reference, "ember")
+        ours.bed.link.reshape(Shape(0))
+        assert "would take 6 s" in ours.image(case.reference)["reason"]
+        assert differences(ours, case) == []
+        assert ours.bed.registry.sent_bytes() - sent_bytes < 1.05 * size_bytes
+        check_indexed_when_idle(ours, case)
 
 
 def test_without_a_lazy_path_every_image_is_unpacked_and_says_so(tmp_path: Path) -> None:

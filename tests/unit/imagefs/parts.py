@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import EmberError
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.decision import ImageDocument
-from snapshotter.snapshots.lazy import LayerClaim
+from snapshotter.snapshots.lazy import LayerClaim, StackEntry
 from tests.fakes.lazy import digest
 
 REFERENCE = "registry.example/app:1"
@@ -22,9 +23,16 @@ def document(*layers: Layer) -> ImageDocument:
     return ImageDocument(digest("manifest"), REFERENCE, "registry.example/app", layers)
 
 
-def claim(of: Layer, *, labelled: bool = True, namespace: str = "default") -> LayerClaim:
+def claim(
+    of: Layer,
+    *,
+    on: Layer | None = None,
+    labelled: bool = True,
+    being_unpacked: bool = False,
+) -> LayerClaim:
+    """What containerd says of layer ``of``, to be unpacked onto ``on``."""
     return LayerClaim(
-        namespace=namespace,
+        namespace="default",
         chain_id=str(of.chain_id),
         parent="",
         image_ref=REFERENCE if labelled else None,
@@ -32,9 +40,15 @@ def claim(of: Layer, *, labelled: bool = True, namespace: str = "default") -> La
         layer_digest=of.blob if labelled else None,
         image_layers=(of.blob,),
         diff_id=of.diff_id,
-        below=(),
+        below=() if on is None else (plain(on),),
         labels={},
+        being_unpacked=being_unpacked,
     )
+
+
+def plain(of: Layer) -> StackEntry:
+    """The snapshot of a layer that containerd has unpacked."""
+    return StackEntry(1, str(of.chain_id), Path("/snapshots/1/fs"), None, str(of.chain_id))
 
 
 class Documents:
@@ -67,9 +81,9 @@ class Origin:
 class Streams:
     """First pulls that are only noted."""
 
-    def __init__(self, rate: float = 1e6) -> None:
+    def __init__(self) -> None:
         self.started: list[BlobRef] = []
-        self._rate = rate
+        self.per_second = 1e6
 
     def running(self, blob: Digest, diff_id: Digest) -> bool:
         return any(ref.digest == blob for ref in self.started)
@@ -79,7 +93,7 @@ class Streams:
         return object()
 
     def rate(self, registry: str) -> float:
-        return self._rate
+        return self.per_second
 
 
 class Later:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from snapshotter.clock import SystemClock
 from snapshotter.errors import NotFoundError, UnauthorizedError, UnavailableError
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.catalog import PIECE, Catalog
-from snapshotter.imagefs.decision import NO_LABELS, Decider, Policy
+from snapshotter.imagefs.decision import NO_LABELS, YES_HOLDS_S, Decider, Policy
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.snapshots.database import Database
+from tests.fakes.hand_clock import HandClock
 from tests.fakes.lazy import digest
 from tests.unit.imagefs.parts import Documents, Later, Origin, Streams, claim, document, layer
 
 LAYERS = (layer("one"), layer("two"))
+BIG = (layer("low"), layer("mid"), layer("top"))
 
 
 class Scene:
@@ -30,6 +32,7 @@ class Scene:
         self.origin = Origin()
         self.streams = Streams()
         self.later = Later()
+        self.clock = HandClock()
         self.decider = Decider(
             policy,
             self.catalog,
@@ -39,7 +42,7 @@ class Scene:
             self.streams,
             self._complete,
             self.later.want,
-            SystemClock(),
+            self.clock,
         )
 
     async def _complete(self, index: LayerIndex) -> bool:
@@ -187,3 +190,66 @@ async def test_a_decision_is_forgotten_on_demand(database: Database, tmp_path: P
     scene.decider.forget(digest("manifest"))
     await scene.decider.decide(claim(LAYERS[0]))
     assert scene.documents.asked == 2
+
+
+async def test_a_yes_holds_for_the_moments_that_a_lazy_pull_takes(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = Scene(database, tmp_path, policy())
+    one, two = LAYERS
+    assert (await scene.decider.decide(claim(one))).lazy
+    assert (await scene.decider.decide(claim(two, on=one))).lazy
+    assert scene.documents.asked == 1
+    await scene.clock.advance(YES_HOLDS_S)  # another pull: is it still let in?
+    scene.origin.error = UnauthorizedError("401")
+    assert not (await scene.decider.decide(claim(one))).lazy
+
+
+async def too_big_as_yet(database: Database, directory: Path) -> Scene:
+    """Of an image of three layers the lowest was left to containerd; from now on all would do."""
+    scene = Scene(database, directory, policy("auto", budget_s=10))
+    scene.documents.answer = document(*BIG)
+    scene.streams.per_second = 1.0
+    assert not (await scene.decider.decide(claim(BIG[0]))).lazy
+    scene.streams.per_second = 1e9
+    return scene
+
+
+async def test_a_no_holds_for_the_whole_pull_however_long_that_takes(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = await too_big_as_yet(database, tmp_path)
+    for below, above in itertools.pairwise(BIG):
+        await scene.clock.advance(3600)
+        assert not (await scene.decider.decide(claim(above, on=below))).lazy
+    assert scene.documents.asked == 1
+
+
+async def test_who_comes_to_a_pull_that_goes_on_gets_its_no(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = await too_big_as_yet(database, tmp_path)
+    await scene.clock.advance(3600)
+    assert not (await scene.decider.decide(claim(BIG[0], being_unpacked=True))).lazy
+    assert scene.documents.asked == 1
+
+
+@pytest.mark.parametrize("ended_at", range(3))
+async def test_the_next_pull_is_decided_on_anew(
+    database: Database, tmp_path: Path, ended_at: int
+) -> None:
+    scene = await too_big_as_yet(database, tmp_path)
+    for below, above in itertools.pairwise(BIG[: ended_at + 1]):
+        await scene.decider.decide(claim(above, on=below))
+    # The layer where it ended, or the whole image, is gone: nobody is unpacking it.
+    on = BIG[ended_at - 1] if ended_at else None
+    assert (await scene.decider.decide(claim(BIG[ended_at], on=on))).lazy
+
+
+async def test_layers_of_another_image_below_say_nothing_of_this_one(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = Scene(database, tmp_path, policy())
+    base = layer("unpacked once for another image")
+    scene.documents.answer = document(base, *LAYERS)
+    assert (await scene.decider.decide(claim(LAYERS[0], on=base))).lazy

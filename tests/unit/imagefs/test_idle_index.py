@@ -42,7 +42,6 @@ class Scene:
             self,
             lambda view: None,
             directory,
-            lambda blob: None,
             self.refuse,
             pool,
             self.clock,

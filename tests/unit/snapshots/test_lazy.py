@@ -93,6 +93,19 @@ async def test_a_claim_says_all_that_the_labels_say(
     assert below.directory == tmp_path / "snapshots/1/fs"
 
 
+async def test_a_claim_says_whether_the_layer_is_being_unpacked_for_somebody_else(
+    snapshotter: Snapshotter, lazy: FakeLazyLayers
+) -> None:
+    await snapshotter.prepare("default/1/extract", "", of(BOTTOM))
+    await snapshotter.prepare("k8s.io/2/extract", "", of(BOTTOM), "k8s.io")
+    await snapshotter.remove("default/1/extract")
+    await snapshotter.commit("k8s.io/3/" + BOTTOM, "k8s.io/2/extract", of(BOTTOM))
+    await snapshotter.prepare("default/4/extract", "k8s.io/3/" + BOTTOM, of(TOP))
+    await snapshotter.remove("default/4/extract")
+    await snapshotter.prepare("default/5/extract", "k8s.io/3/" + BOTTOM, of(TOP))
+    assert [claim.being_unpacked for claim in lazy.claims] == [False, True, False, False]
+
+
 async def test_a_layer_that_is_not_taken_is_an_ordinary_snapshot(
     snapshotter: Snapshotter, lazy: FakeLazyLayers
 ) -> None:
