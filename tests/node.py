@@ -36,6 +36,8 @@ CALL_S = 60.0
 POLL_S = 0.05
 _FLAGS = {"ro": 1, "rbind": 4096 | 16384, "bind": 4096}
 _REMOUNT = 32
+_LONG = 4096 - 512
+"""Options of this size and more are shortened: mount(2) takes a page of them."""
 _CHANGING = threading.Lock()
 """The working directory is the whole process's."""
 Call = Callable[..., Any]
@@ -207,7 +209,8 @@ def mount(mounts: Sequence[mount_pb2.Mount], target: Path) -> None:
             name, _, value = option.partition("=")
             options[name] = value
     common = Path("/")
-    if len(lower := options.get("lowerdir", "").split(":")) > 1:
+    size = sum(len(option) + 1 for option in mounts[0].options)
+    if size >= _LONG and len(lower := options.get("lowerdir", "").split(":")) > 1:
         common = Path(os.path.commonpath(lower))
         options["lowerdir"] = ":".join(os.path.relpath(path, common) for path in lower)
     data = ",".join(f"{name}={value}" if value else name for name, value in options.items())

@@ -171,6 +171,7 @@ class Job:
                 for blob in source.blobs:
                     rest_s = self._crew.ranking.rest_s(tier, blob)
                     if rest_s:
+                        self._left_alone(tier, blob)
                         rests.append(rest_s)
                     elif await self._try(tier, source, blob) or not self.left():
                         return None
@@ -189,7 +190,7 @@ class Job:
             self._note("cache", str(error))
             return False
         except BusyError as error:
-            ranking.busy(tier, blob, error.retry_after_s)
+            ranking.busy(tier, blob, error.retry_after_s, str(error))
             self._failed(tier, "busy", error)
         except NotFoundError as error:
             self._failed(tier, "miss", error)
@@ -218,6 +219,12 @@ class Job:
                 self._hand_over(self)
                 return
             await self._transfer.whole(tier, source, blob)
+
+    def _left_alone(self, tier: Tier, blob: BlobRef) -> None:
+        """The tier is not asked, for another fetch of the repository was told to come later."""
+        why = self._crew.ranking.why_rest(tier, blob)
+        self._note(tier.name, why)
+        self._ledger.waits(tier.name, why)
 
     def _failed(self, tier: Tier, outcome: str, error: EmberError) -> None:
         self._note(tier.name, str(error))

@@ -33,7 +33,7 @@ class Ranking:
         self._forgive_s = forgive_s
         self._busy_s = busy_s
         self._records = {id(tier): _Record() for tier in tiers}
-        self._rests: dict[tuple[str, str], float] = {}
+        self._rests: dict[tuple[str, str], tuple[float, str]] = {}
 
     def order(self) -> list[Tier]:
         """All tiers, those that failed lately behind the others."""
@@ -41,8 +41,12 @@ class Ranking:
 
     def rest_s(self, tier: Tier, blob: BlobRef) -> float:
         """For how many seconds yet ``tier`` does not want to be asked about the repository."""
-        until = self._rests.get((tier.name, blob.repository))
-        return 0.0 if until is None else max(0.0, until - self._clock.monotonic_s())
+        until_s, _ = self._rests.get((tier.name, blob.repository), (0.0, ""))
+        return max(0.0, until_s - self._clock.monotonic_s())
+
+    def why_rest(self, tier: Tier, blob: BlobRef) -> str:
+        """What ``tier`` said when it asked to be left in peace about the repository."""
+        return self._rests.get((tier.name, blob.repository), (0.0, ""))[1]
 
     def worked(self, tier: Tier) -> None:
         """``tier`` gave what was asked for."""
@@ -54,14 +58,14 @@ class Ranking:
         record.failures += 1
         record.failed_at_s = self._clock.monotonic_s()
 
-    def busy(self, tier: Tier, blob: BlobRef, retry_after_s: float | None) -> None:
+    def busy(self, tier: Tier, blob: BlobRef, retry_after_s: float | None, why: str) -> None:
         """``tier`` asked to be left in peace; without a word for how long, for a short while."""
         now_s = self._clock.monotonic_s()
         if len(self._rests) >= _MOST_RESTS:
-            self._rests = {key: until for key, until in self._rests.items() if until > now_s}
+            self._rests = {key: rest for key, rest in self._rests.items() if rest[0] > now_s}
         if len(self._rests) < _MOST_RESTS:
             rest_s = self._busy_s if retry_after_s is None else retry_after_s
-            self._rests[tier.name, blob.repository] = now_s + rest_s
+            self._rests[tier.name, blob.repository] = (now_s + rest_s, why)
 
     def _demerits(self, tier: Tier) -> int:
         record = self._records[id(tier)]
