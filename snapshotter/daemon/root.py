@@ -41,6 +41,7 @@ from snapshotter.imagefs.layers import Layers
 from snapshotter.imagefs.metadata import MetadataImages
 from snapshotter.imagefs.misses import MissPump
 from snapshotter.imagefs.origin import RegistryOrigin
+from snapshotter.imagefs.rates import Rates
 from snapshotter.imagefs.removal import Remover
 from snapshotter.imagefs.restore import restore
 from snapshotter.imagefs.shelf import Shelf
@@ -245,7 +246,7 @@ class Daemon:
             base.pool,
             clock,
             config.first_pull.parallel_layers,
-            config.first_pull.assumed_rate,
+            Rates(config.first_pull.assumed_rate, clock),
         )
         self._undo.later(ingest.close)
 

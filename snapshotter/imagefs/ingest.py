@@ -27,15 +27,18 @@ from snapshotter.errors import (
 )
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.indexer import LayerIndexer
+from snapshotter.imagefs.rates import Rates
 
 log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 1024 * 1024
-RATE_MEMORY = 0.5
 FINISHED_JOBS = 4096
 RETRY_WAITS_S = (0.5, 2.0, 8.0)
 PATIENCE_S = 60.0
 """A registry that asks for more quiet than this gets it: the first pull fails, and says so."""
+
+
+Source = Callable[[BlobRef], AsyncIterator[bytes]]
 
 
 class Streams(Protocol):
@@ -93,7 +96,7 @@ class Ingest:
         executor: Executor,
         clock: Clock,
         parallel: int,
-        assumed_rate: int,
+        rates: Rates,
     ) -> None:
         self._streams = streams
         self._stage = stage
@@ -102,11 +105,10 @@ class Ingest:
         self._executor = executor
         self._clock = clock
         self._slots = asyncio.Semaphore(parallel)
-        self._assumed_rate = float(assumed_rate)
+        self._rates = rates
         self._jobs: dict[tuple[Digest, Digest], Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._rates: dict[str, float] = {}
         self._streamed: dict[Digest, int] = {}
 
     def running(self, blob: Digest, diff_id: Digest) -> bool:
@@ -124,7 +126,7 @@ class Ingest:
 
     def rate(self, registry: str) -> float:
         """Compressed bytes a second that streams from ``registry`` have reached lately."""
-        return self._rates.get(registry, self._assumed_rate)
+        return self._rates.of(registry)
 
     def streamed_bytes(self, diff_id: Digest) -> int:
         """Compressed bytes that first pulls of this view have brought since the daemon's start."""
@@ -141,7 +143,7 @@ class Ingest:
         self,
         blob: BlobRef,
         diff_id: Digest,
-        source: Callable[[BlobRef], AsyncIterator[bytes]],
+        source: Source,
     ) -> Job:
         """Index ``blob`` from bytes that are on this node already; its view is not kept."""
         return self._begin(blob, diff_id, source, keep=False)
@@ -150,7 +152,7 @@ class Ingest:
         self,
         blob: BlobRef,
         diff_id: Digest,
-        source: Callable[[BlobRef], AsyncIterator[bytes]],
+        source: Source,
         keep: bool,
     ) -> Job:
         key = (blob.digest, diff_id)
@@ -195,9 +197,7 @@ class Ingest:
             job.error = _stopping(job.blob)
             job.finished.set()
 
-    async def _run(
-        self, job: Job, source: Callable[[BlobRef], AsyncIterator[bytes]], keep: bool
-    ) -> None:
+    async def _run(self, job: Job, source: Source, keep: bool) -> None:
         try:
             async with self._slots:
                 await self._try(job, source, keep)
@@ -221,13 +221,17 @@ class Ingest:
         finally:
             job.finished.set()
 
-    async def _try(
-        self, job: Job, source: Callable[[BlobRef], AsyncIterator[bytes]], keep: bool
-    ) -> None:
+    async def _try(self, job: Job, source: Source, keep: bool) -> None:
         """Again after a fault that may pass, a bounded number of times and with rising waits."""
         for wait_s in (*RETRY_WAITS_S, None):
             try:
-                await self._ingest(job, source, keep)
+                if keep:
+                    registry = job.blob.repository.split("/", 1)[0]
+                    with self._rates.streaming(registry) as came:
+                        await self._ingest(job, source, self._stage(job.diff_id), came)
+                    self._note_streamed(job)
+                else:
+                    await self._ingest(job, source, None, _uncounted)
             except (UnavailableError, CorruptError) as error:
                 if isinstance(error, CorruptError):
                     self._streams.suspect(job.blob)
@@ -242,10 +246,12 @@ class Ingest:
                 return
 
     async def _ingest(
-        self, job: Job, source: Callable[[BlobRef], AsyncIterator[bytes]], keep: bool
+        self,
+        job: Job,
+        source: Source,
+        staging: Staging | None,
+        came: Callable[[int], None],
     ) -> None:
-        staging = self._stage(job.diff_id) if keep else None
-        began_s = self._clock.monotonic_s()
         indexer = LayerIndexer(
             job.blob.digest,
             job.diff_id,
@@ -254,7 +260,7 @@ class Ingest:
             directory=self._directory,
         )
         try:
-            await self._feed(job, indexer, source)
+            await self._feed(job, indexer, source, came)
             loop = asyncio.get_running_loop()
             index = await loop.run_in_executor(self._executor, indexer.finish)
             if staging is not None:
@@ -265,18 +271,13 @@ class Ingest:
                 await asyncio.shield(staging.discard())
             await offload(self._executor, indexer.close)
             raise
-        if keep:
-            self._learn_rate(job, self._clock.monotonic_s() - began_s)
-            while len(self._streamed) >= FINISHED_JOBS:
-                self._streamed.pop(next(iter(self._streamed)))
-            before = self._streamed.get(job.diff_id, 0)
-            self._streamed[job.diff_id] = before + job.blob.size_bytes
 
     async def _feed(
         self,
         job: Job,
         indexer: LayerIndexer,
-        source: Callable[[BlobRef], AsyncIterator[bytes]],
+        source: Source,
+        came: Callable[[int], None],
     ) -> None:
         """Hand blocks to the indexer in a worker thread while the next one is being received."""
         loop = asyncio.get_running_loop()
@@ -284,6 +285,7 @@ class Ingest:
         block = bytearray()
         try:
             async for part in source(job.blob):
+                came(len(part))
                 block += part
                 if len(block) < BLOCK_BYTES:
                     continue
@@ -302,13 +304,15 @@ class Ingest:
                 await asyncio.wait([feeding])
                 feeding = None  # its error, if there is one, has come through this frame
 
-    def _learn_rate(self, job: Job, took_s: float) -> None:
-        if job.blob.size_bytes < BLOCK_BYTES or took_s <= 0:
-            return
-        registry = job.blob.repository.split("/", 1)[0]
-        rate = job.blob.size_bytes / took_s
-        known = self._rates.get(registry, rate)
-        self._rates[registry] = RATE_MEMORY * rate + (1 - RATE_MEMORY) * known
+    def _note_streamed(self, job: Job) -> None:
+        while len(self._streamed) >= FINISHED_JOBS:
+            self._streamed.pop(next(iter(self._streamed)))
+        before = self._streamed.get(job.diff_id, 0)
+        self._streamed[job.diff_id] = before + job.blob.size_bytes
+
+
+def _uncounted(count_bytes: int) -> None:
+    """Bytes that were on this node already."""
 
 
 def _stopping(blob: BlobRef) -> UnavailableError:

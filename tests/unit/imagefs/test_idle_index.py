@@ -16,6 +16,7 @@ from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.decision import ImageDocument
 from snapshotter.imagefs.idle_index import POLL_S, PULL_LIMIT_S, RETRY_S, IdleIndexer
 from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.rates import Rates
 from snapshotter.imagefs.shelf import Shelf
 from tests.cases.tars import file, layer
 from tests.fakes.hand_clock import HandClock
@@ -46,7 +47,7 @@ class Scene:
             pool,
             self.clock,
             parallel=2,
-            assumed_rate=1000,
+            rates=Rates(1000, self.clock),
         )
         self.idle = IdleIndexer(self, self.ingest, self.shelf, self.clock)
 

@@ -22,6 +22,7 @@ from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import CorruptError, EmberError, RefusedError, UnavailableError
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.rates import Rates
 from tests.fakes.skipping_clock import SkippingClock
 
 
@@ -64,7 +65,9 @@ class Scene:
         self.error: EmberError | None = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.clock = SkippingClock()
         self.opened = 0
+        self.part_s = 0.0
         self.faulty = 1000
         self.suspected: list[BlobRef] = []
         self.staged: list[Staged] = []
@@ -76,9 +79,9 @@ class Scene:
             directory,
             self.refuse,
             pool,
-            SkippingClock(),
+            self.clock,
             parallel=2,
-            assumed_rate=1000,
+            rates=Rates(1000, self.clock),
         )
 
     async def stream(self, blob: BlobRef) -> AsyncIterator[bytes]:
@@ -86,6 +89,7 @@ class Scene:
         data = self.blobs[blob.digest]
         for start in range(0, len(data), 100_000):
             await self.gate.wait()
+            self.clock.now_s += self.part_s
             yield data[start : start + 100_000]
         if self.error is not None and self.opened <= self.faulty:
             raise self.error
@@ -265,6 +269,15 @@ async def test_a_fault_that_passes_is_not_seen_by_who_waits(scene: Scene) -> Non
     job = scene.ingest.start(blob, sha256(PLAIN))
     assert await scene.ingest.wait(job, 30)
     assert scene.opened == 3
+
+
+async def test_the_rate_of_a_registry_is_that_of_its_streams_together(scene: Scene) -> None:
+    plains = [plain_layer(random.Random(n).randbytes(2_000_000)) for n in range(2)]
+    scene.part_s = 0.1  # 100,000 bytes each
+    jobs = [scene.ingest.start(scene.add(plain), sha256(plain)) for plain in plains]
+    await asyncio.gather(*(scene.ingest.wait(job, 30) for job in jobs))
+    assert scene.ingest.rate("r.example") == pytest.approx(1_000_000, rel=0.05)
+    assert scene.ingest.rate("other.example") == 1000
 
 
 async def test_a_lie_about_one_blob_does_not_hold_up_who_says_the_truth(scene: Scene) -> None:
