@@ -29,7 +29,7 @@ from snapshotter.imagefs.decision import Policy
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.metrics import Metrics
 from snapshotter.oci.assembly import RegistrySettings, open_registry
-from snapshotter.oci.credentials import MemoryCredentials
+from snapshotter.oci.pull_credentials import PullCredentials
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.oci.transport import TransportLimits
 from snapshotter.rpc.cri_proxy import CriProxy
@@ -38,6 +38,8 @@ from snapshotter.tiers.registry import RegistryTier
 
 log = logging.getLogger(__name__)
 
+PULL_SECRETS = "pull-secrets"
+PULL_SECRETS_BYTES = 2 * 1024 * 1024
 HOSTS_TRIED = 4
 """So many silent hosts (mirrors, storage, token services) one read may have to pass by."""
 
@@ -105,6 +107,15 @@ def open_data_path(config: Config, undo: Undo) -> DataPath:
     return data_path
 
 
+def keep_pulls(config: Config, data_path: DataPath, pulls: PullCredentials) -> None:
+    """Take over the pull secrets that an earlier daemon saw, and keep what this one sees."""
+    wanted = config.cri_proxy.address is not None
+    memory = data_path.memory(PULL_SECRETS, PULL_SECRETS_BYTES, make=wanted)
+    data_path.let_go_of_stored()
+    if memory is not None:
+        pulls.keep_on(memory)
+
+
 async def open_store(config: Config, choice: EngineChoice, clock: Clock, undo: Undo) -> ViewStore:
     """L1."""
     settings = StoreConfig(
@@ -119,7 +130,7 @@ async def open_store(config: Config, choice: EngineChoice, clock: Clock, undo: U
 
 
 def open_origins(
-    config: Config, pulls: MemoryCredentials, clock: Clock, undo: Undo
+    config: Config, pulls: PullCredentials, clock: Clock, undo: Undo
 ) -> RegistryClient:
     """The client of all registries; ``pulls`` are the credentials that the CRI proxy learns."""
     settings = config.registry
@@ -193,7 +204,7 @@ def policy(config: Config, data_path: DataPath) -> Policy:
     return Policy(first_pull.mode, first_pull.budget, config.registry.decision_timeout, no_path)
 
 
-async def serve_cri(config: Config, pulls: MemoryCredentials, undo: Undo) -> None:
+async def serve_cri(config: Config, pulls: PullCredentials, undo: Undo) -> None:
     """The CRI image-service proxy, if it is wanted: it sees the pull secrets of pods."""
     settings = config.cri_proxy
     if settings.address is None:

@@ -47,7 +47,7 @@ from snapshotter.imagefs.restore import restore
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.views import Views
 from snapshotter.metrics import Metrics
-from snapshotter.oci.credentials import MemoryCredentials
+from snapshotter.oci.pull_credentials import PullCredentials
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.operations import DaemonOperations, Parts
 from snapshotter.rpc import control, snapshots
@@ -119,7 +119,7 @@ class Daemon:
     async def _start(self) -> None:
         started_s = self._clock.monotonic_s()
         opening.take_lock(self._config, self._undo)
-        pulls, metrics = MemoryCredentials(), Metrics()
+        pulls, metrics = PullCredentials(), Metrics()
         base = await self._open_base(pulls, metrics)
         views, layer_mounts = self._open_mounts(base)
         links = (self._config.root / "snapshots").glob("*/fs")
@@ -170,13 +170,14 @@ class Daemon:
         path = base.data_path.name or "none (images fetched whole)"
         self._summary = f"{self._config.socket}, data path {path}, {base.engine.engine.name}"
 
-    async def _open_base(self, pulls: MemoryCredentials, metrics: Metrics) -> _Base:
+    async def _open_base(self, pulls: PullCredentials, metrics: Metrics) -> _Base:
         config, clock, undo = self._config, self._clock, self._undo
         pool = ThreadPoolExecutor(4, thread_name_prefix="ember-work")
         undo.later(asyncio.to_thread, pool.shutdown)
         with room_to_try(config.root):
             engine = opening.open_engine(config, undo)
             data_path = opening.open_data_path(config, undo)
+            opening.keep_pulls(config, data_path, pulls)
         database = await Database.open(
             config.root / "ember.db", (metastore.SCHEMA, catalog_tables.PIECE)
         )

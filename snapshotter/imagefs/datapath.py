@@ -18,6 +18,7 @@ from pathlib import Path
 from ioengine import mounts
 from ioengine.guard import GROUP_NAME, Guard
 from ioengine.keeper import Keeper
+from ioengine.kept_memory import KeptMemory
 from ioengine.probe_lazy import FANOTIFY, LazyProbe, probe_directio, probe_lazy
 from snapshotter.errors import UnavailableError
 
@@ -36,6 +37,7 @@ class DataPath:
         guard: Guard | None = None,
         keeper: Keeper | None = None,
         keeper_socket: Path | None = None,
+        stored: Mapping[str, int] | None = None,
     ) -> None:
         self.name = probe.path if probe is not None and guard is not None else None
         self.directio = bool(probe is not None and probe.directio)
@@ -44,6 +46,8 @@ class DataPath:
         self._keeper = keeper
         self._keeper_pid = keeper.ping().pid if keeper is not None else 0
         self._keeper_socket = keeper_socket
+        self._stored = dict(stored or {})
+        self._memories: dict[str, KeptMemory] = {}
         self._revival: asyncio.Task[None] | None = None
         self.keeper_losses = 0
 
@@ -68,8 +72,6 @@ class DataPath:
                 mounts.bind_private(views, guarded)
             keeper = Keeper.connect_or_start(socket)
             guard = Guard.open(keeper, guarded, stored=stored)
-            for descriptor in stored.values():
-                os.close(descriptor)  # the guard has its own; the manager keeps the stored ones
         except OSError as error:
             raise UnavailableError(
                 f"the lazy data path can't be set up: {error}; `ember doctor` says more, and"
@@ -77,11 +79,52 @@ class DataPath:
             ) from None
         for remark in keeper.remarks:
             log.warning("keeper: %s", remark)
-        return cls(probe, tuple(probe.reasons), guard, keeper, socket)
+        return cls(probe, tuple(probe.reasons), guard, keeper, socket, stored)
 
     def descriptors(self) -> dict[str, int]:
         """What must outlive this process, by name, for a service manager's store."""
-        return self.guard.descriptors() if self.guard is not None else {}
+        if self.guard is None:
+            return {}
+        memories = {name: memory.fileno() for name, memory in self._memories.items()}
+        return {**self.guard.descriptors(), **memories}
+
+    def memory(self, name: str, capacity_bytes: int, *, make: bool) -> KeptMemory | None:
+        """Memory that outlives this process: what is held under ``name``, or else new.
+
+        None where nobody would hold it, and where nothing is held and ``make`` is false.
+        """
+        if self._keeper is None:
+            return None
+        try:
+            memory = self._held_memory(name)
+            if memory is None and not make:
+                return None
+            memory = memory or KeptMemory.make(name, capacity_bytes)
+            self._keeper.put({name: memory.fileno()})
+        except OSError as error:
+            log.error("%s will not be known after a restart: %s", name, error)
+            return None
+        self._memories[name] = memory
+        return memory
+
+    def _held_memory(self, name: str) -> KeptMemory | None:
+        assert self._keeper is not None
+        held = self._keeper.get(name) or []
+        if not held and name in self._stored:
+            held = [os.dup(self._stored[name])]
+        for descriptor in held:
+            try:
+                return KeptMemory(descriptor)
+            except OSError as error:
+                os.close(descriptor)
+                log.error("what is held as %s is not used: %s", name, error)
+        return None
+
+    def let_go_of_stored(self) -> None:
+        """Close what the service manager gave back: what is used of it was taken over."""
+        for descriptor in self._stored.values():
+            os.close(descriptor)
+        self._stored.clear()
 
     def watch_keeper(self) -> None:
         """From now on a keeper that dies is replaced at once."""
@@ -97,9 +140,9 @@ class DataPath:
         assert self._keeper_socket is not None and self.guard is not None
         while True:
             try:
-                keeper = await asyncio.to_thread(Keeper.connect_or_start, self._keeper_socket)
-                self.guard.entrust(keeper)
-                pid = keeper.ping().pid
+                keeper, pid = await asyncio.to_thread(
+                    _entrust, self._keeper_socket, _duplicates(self.descriptors())
+                )
             except OSError as error:
                 log.error("no keeper yet: %s; tried again in %g s", error, KEEPER_RETRY_S)
                 await asyncio.sleep(KEEPER_RETRY_S)
@@ -133,6 +176,31 @@ class DataPath:
             self.guard.close()
         if self._keeper is not None:
             self._keeper.close()
+        for memory in self._memories.values():
+            memory.close()
+        self.let_go_of_stored()
+
+
+def _duplicates(descriptors: Mapping[str, int]) -> dict[str, int]:
+    return {name: os.dup(descriptor) for name, descriptor in descriptors.items()}
+
+
+def _entrust(socket: Path, descriptors: Mapping[str, int]) -> tuple[Keeper, int]:
+    """A new keeper that holds ``descriptors``, which are closed here, and its pid; blocks.
+
+    They are the thread's own: the daemon may close its own ones meanwhile.
+    """
+    try:
+        keeper = Keeper.connect_or_start(socket)
+        try:
+            keeper.put(descriptors)
+            return keeper, keeper.ping().pid
+        except BaseException:
+            keeper.close()
+            raise
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
 
 
 def _outlived(views: Path, guarded: Path, socket: Path, stored: Mapping[str, int]) -> bool:

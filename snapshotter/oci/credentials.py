@@ -187,6 +187,10 @@ class MemoryCredentials:
     def __len__(self) -> int:
         return len(self._names)
 
+    def items(self) -> list[tuple[str, list[Credential]]]:
+        """What was put for each image, in full, the latest last."""
+        return [(key, list(self._of(key))) for key in self._names]
+
     async def find(self, wanted: Wanted, *, fresh: bool) -> Sequence[Credential]:
         found: list[Credential] = []
         name = wanted.image

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from snapshotter.oci.credentials import MemoryCredentials
+from snapshotter.oci.pull_credentials import PullCredentials
 from snapshotter.rpc.cri_pulls import Pull, PullSchool
 from snapshotter.rpc.server import MAX_MESSAGE_BYTES
 
@@ -38,7 +38,7 @@ _Watch = Callable[[AsyncIterable[bytes]], AsyncIterable[bytes]]
 class CriProxy:
     """Registers with a server (`RpcServer` gives it its socket); `close` it after the server."""
 
-    def __init__(self, upstream: Path, pulls: MemoryCredentials) -> None:
+    def __init__(self, upstream: Path, pulls: PullCredentials) -> None:
         self._upstream = upstream
         self._school = PullSchool(pulls)
         self._channel: grpc.aio.Channel | None = None

@@ -9,19 +9,16 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
 from snapshotter.errors import InvalidArgumentError
-from snapshotter.oci.credentials import Credential, MemoryCredentials
+from snapshotter.oci.credentials import Credential
+from snapshotter.oci.pull_credentials import PullCredentials
 from snapshotter.rpc.pb.cri import images_pb2
 
 _log = logging.getLogger(__name__)
-
-_IDS_LIMIT = 4096
-_REFS_PER_ID = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +32,8 @@ class Pull:
 class PullSchool:
     """Puts credentials of pulls into ``pulls``, and takes them out when their image goes."""
 
-    def __init__(self, pulls: MemoryCredentials) -> None:
+    def __init__(self, pulls: PullCredentials) -> None:
         self._pulls = pulls
-        self._refs_by_id: OrderedDict[str, list[str]] = OrderedDict()
 
     def pull_begins(self, message: bytes) -> Pull | None:
         """A PullImageRequest went by; its credential is good from now on."""
@@ -69,14 +65,7 @@ class PullSchool:
             image_id = images_pb2.PullImageResponse.FromString(message).image_ref
         except DecodeError:
             return
-        refs = self._refs_by_id.setdefault(image_id, [])
-        self._refs_by_id.move_to_end(image_id)
-        if pull.image in refs:
-            refs.remove(pull.image)
-        refs.append(pull.image)
-        del refs[:-_REFS_PER_ID]
-        if len(self._refs_by_id) > _IDS_LIMIT:
-            self._refs_by_id.popitem(last=False)
+        self._pulls.is_image(image_id, pull.image)
 
     def removed(self, message: bytes) -> None:
         """A RemoveImageRequest was obeyed: the image's credentials are forgotten.
@@ -87,11 +76,7 @@ class PullSchool:
             image = images_pb2.RemoveImageRequest.FromString(message).image.image
         except DecodeError:
             return
-        self._pulls.forget(image)
-        gone = [key for key, refs in self._refs_by_id.items() if key == image or image in refs]
-        for image_id in gone:
-            for ref in self._refs_by_id.pop(image_id):
-                self._pulls.forget(ref)
+        self._pulls.forget_image(image)
 
 
 def credential_of(auth: images_pb2.AuthConfig) -> Credential:

@@ -20,6 +20,7 @@ from tests.cases.images import OCI, ImageCase
 from tests.fakes.gates import BasicGate
 from tests.fakes.registry import FakeRegistry
 from tests.integration.registry_scene import Registries, noisy
+from tests.integration.test_node_faults import ended_well, reader, restart, sha256_of
 from tests.node import Node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -270,3 +271,35 @@ def test_a_private_image_is_lazy_with_the_secret_that_the_proxy_saw_and_overlay_
     for case in (seen, unseen):
         rows = kubelet.shown(case.chain_id, namespace="k8s.io")
         assert all(rows[name].sha256 == row.sha256 for name, row in case.rows.items())
+
+
+def files_with(secret: bytes, *folders: Path) -> list[Path]:
+    """The files below ``folders`` that hold ``secret``."""
+    return [
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink() and secret in path.read_bytes()
+    ]
+
+
+def test_a_pod_reads_on_after_a_crash_with_the_secret_that_its_pull_had(
+    kubelet: KubeletNode, private: FakeRegistry
+) -> None:
+    case = noisy("kept secret")
+    reference = push(private, case)
+    kubelet.cri.pull(reference, ("user", "pass:word"))
+    with kubelet.mounted(case.chain_id, namespace="k8s.io"):
+        pass
+    kubelet.ember.command("rm", "--data", "--namespace", "k8s.io", reference)
+    first, second = sorted(case.rows)
+    with kubelet.mounted(case.chain_id, namespace="k8s.io") as root:
+        kubelet.ember.kill()
+        reads = reader(root / first, sha256_of(case, first))
+        restart(kubelet)
+        assert ended_well(reads) == ""
+        kubelet.ember.stop()
+        restart(kubelet)
+        assert ended_well(reader(root / second, sha256_of(case, second))) == ""
+    assert files_with(b"pass:word", kubelet.ember.root, kubelet.ember.state) == []
+    assert "pass:word" not in kubelet.ember.log()

@@ -176,7 +176,10 @@ def test_a_wrong_configuration_ends_the_start_with_file_and_key(tmp_path: Path) 
 
 def test_the_service_manager_holds_the_guard_too(tmp_path: Path) -> None:
     """systemd's store, spoken for real: what was given comes back to the next daemon."""
-    (tmp_path / "config.toml").write_text(f'root = "{tmp_path}/root"\nstate = "{tmp_path}/s"\n')
+    (tmp_path / "config.toml").write_text(
+        f'root = "{tmp_path}/root"\nstate = "{tmp_path}/s"\n'
+        f'[cri_proxy]\naddress = "{tmp_path}/s/cri.sock"\n'
+    )
     with listen(tmp_path / "notify") as manager:
         daemon = serve(tmp_path, NOTIFY_SOCKET=str(tmp_path / "notify"))
         held: dict[str, int] = {}
@@ -189,7 +192,7 @@ def test_the_service_manager_holds_the_guard_too(tmp_path: Path) -> None:
                 assert fields["FDSTORE"] == "1"
                 assert fields["FDPOLL"] == "0"
                 held[fields["FDNAME"]] = descriptors[0]
-            assert sorted(held) == ["guard-group", "guard-journal"]
+            assert sorted(held) == ["guard-group", "guard-journal", "pull-secrets"]
             assert str(Path(f"/proc/self/fd/{held['guard-group']}").readlink()) == GROUP
         finally:
             daemon.kill()

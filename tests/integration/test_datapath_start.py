@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from ioengine import mounts
+from ioengine.guard import GROUP_NAME, JOURNAL_NAME
+from ioengine.keeper import Keeper
+from ioengine.kept_memory import KeptMemory
 from ioengine.probe import SCRATCH_PREFIX
 from ioengine.probe_lazy import FANOTIFY
 from snapshotter.errors import UnavailableError
 from snapshotter.imagefs.datapath import DataPath
 from tests.conformance.snapshots.whole import end_keeper
+from tests.integration.guard_bed import until
 from tests.integration.test_daemon_manners import small_ext4
 
 pytestmark = pytest.mark.root
+
+DEAD = "DEAD, being replaced: a crash of the daemon now would make reads unsafe"
 
 
 def open_path(root: Path, state: Path, stored: Mapping[str, int] | None = None) -> DataPath:
@@ -74,6 +82,48 @@ def test_a_guard_that_outlived_its_daemon_is_taken_up_on_a_full_disk(
             assert again.reasons == ()
         finally:
             again.close()
+
+
+@pytest.mark.parametrize("holder", ["keeper", "service manager"])
+def test_memory_is_handed_from_daemon_to_daemon(tmp_path: Path, holder: str) -> None:
+    with small_disk(tmp_path) as (root, state):
+        first = open_path(root, state)
+        assert first.memory("secrets", 1000, make=False) is None
+        memory = first.memory("secrets", 1000, make=True)
+        assert memory is not None
+        memory.save(b"of the first")
+        stored = {name: os.dup(fd) for name, fd in first.descriptors().items()}
+        assert sorted(stored) == [GROUP_NAME, JOURNAL_NAME, "secrets"]
+        first.close()
+        if holder == "service manager":
+            end_keeper(state / "keeper.sock")
+        again = open_path(root, state, stored)
+        found = again.memory("secrets", 1000, make=False)
+        assert found is not None and found.load() == b"of the first"
+        again.close()
+        with pytest.raises(OSError):
+            os.fstat(stored["secrets"])
+
+
+async def test_a_new_keeper_is_given_all_that_the_dead_one_held(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as (root, state):
+        path = open_path(root, state)
+        memory = path.memory("secrets", 1000, make=True)
+        assert memory is not None
+        path.watch_keeper()
+        memory.save(b"kept")
+        pid = int(path.keeper_text().removeprefix("pid "))
+        os.kill(pid, signal.SIGKILL)
+        old = (f"pid {pid}", DEAD)
+        await asyncio.to_thread(until, lambda: path.keeper_text() not in old, "a new keeper")
+        with Keeper.connect(state / "keeper.sock") as keeper:
+            assert sorted(keeper.names()) == [GROUP_NAME, JOURNAL_NAME, "secrets"]
+            held = keeper.get("secrets")
+        assert held is not None
+        found = KeptMemory(held[0])
+        assert found.load() == b"kept"
+        found.close()
+        path.close()
 
 
 def test_a_full_disk_without_a_guard_is_one_error_in_words(tmp_path: Path) -> None:

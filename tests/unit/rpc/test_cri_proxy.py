@@ -13,7 +13,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from snapshotter.oci.credentials import Credential, MemoryCredentials, Wanted
+from snapshotter.oci.credentials import Credential, Wanted
+from snapshotter.oci.pull_credentials import PullCredentials
 from snapshotter.rpc.cri_proxy import CriProxy
 from snapshotter.rpc.cri_pulls import credential_of
 from snapshotter.rpc.pb.cri import images_pb2 as pb
@@ -36,7 +37,7 @@ class Stage:
 
     channel: grpc.aio.Channel
     upstream: Upstream
-    pulls: MemoryCredentials
+    pulls: PullCredentials
     socket: Path
 
     async def ask(self, method: str, message: bytes, **options: Any) -> bytes:
@@ -52,7 +53,7 @@ class Stage:
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    pulls = MemoryCredentials()
+    pulls = PullCredentials()
     async with Upstream(tmp_path / "containerd.sock") as upstream:
         upstream.answers[PULL] = reply(pb.PullImageResponse(image_ref=ID).SerializeToString())
         proxy = CriProxy(upstream.path, pulls)
@@ -245,7 +246,7 @@ async def test_removing_another_image_forgets_nothing(stage: Stage) -> None:
 
 
 async def test_without_containerd_the_error_names_its_socket(tmp_path: Path) -> None:
-    proxy = CriProxy(tmp_path / "missing.sock", MemoryCredentials())
+    proxy = CriProxy(tmp_path / "missing.sock", PullCredentials())
     server = RpcServer(tmp_path / "cri.sock", [proxy.register])
     await server.start()
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/cri.sock") as channel:
