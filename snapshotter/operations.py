@@ -182,6 +182,7 @@ class DaemonOperations:
             "lazy": image.lazy,
             "reason": image.reason,
             "suspect": _suspicion(doubtful),
+            "leaving": image.leaving,
             "here_bytes": sum(layer["here_bytes"] for layer in layers),
             "plain_bytes": sum(layer["view_bytes"] for layer in layers) if whole else 0,
             "size_bytes": sum(layer.size_bytes for layer in image.layers),
@@ -328,6 +329,9 @@ class DaemonOperations:
         if outcome.in_use:
             kept = [f"data of {found.manifest}: it is also {each}" for each in left] or kept
             kept += await self._users(found)
+            if not data_only and not left:
+                await parts.catalog.leave(found.manifest)
+                kept.append(f"image {found.manifest}: in use; it goes when nothing uses it")
             held = {record.name for record in left}
             if held:
                 await parts.catalog.unname(found.manifest, [n for n in names if n not in held])

@@ -168,7 +168,8 @@ def left_behind(at: Node, *references: str) -> list[str]:
     found: list[str] = []
     at.containerd.collect_garbage()
     for reference in references:
-        found += at.remove(reference).kept
+        if any(reference in image["names"] for image in at.status()["images"]):
+            found += at.remove(reference).kept
     at.until(lambda: not layer_mounts(at) and not emptied(at), 10)
     found += [f"mounted: {target}" for target in layer_mounts(at)]
     found += [f"file: {path}" for path in emptied(at)]

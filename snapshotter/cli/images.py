@@ -27,6 +27,8 @@ def _name(image: Document) -> str:
 def _state(image: Document) -> str:
     if image["suspect"]:
         return f"SUSPECT: {image['suspect']}"
+    if image["leaving"]:
+        return "removed, and goes when nothing uses it"
     if image["lazy"]:
         return "lazy"
     return f"not lazy: {image['reason']}" if image["reason"] else "not lazy"

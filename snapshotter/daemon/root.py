@@ -33,6 +33,7 @@ from snapshotter.imagefs.catalog import Catalog
 from snapshotter.imagefs.completion import Completion
 from snapshotter.imagefs.datapath import DataPath
 from snapshotter.imagefs.decision import Decider
+from snapshotter.imagefs.departures import Departures
 from snapshotter.imagefs.documents import ContainerdDocuments
 from snapshotter.imagefs.idle_index import IdleIndexer
 from snapshotter.imagefs.ingest import Ingest
@@ -52,6 +53,7 @@ from snapshotter.oci.registry import RegistryClient
 from snapshotter.operations import DaemonOperations, Parts
 from snapshotter.rpc import control, snapshots
 from snapshotter.rpc.containerd import Containerd
+from snapshotter.rpc.image_records import holders
 from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.server import RpcServer
 from snapshotter.snapshots import metastore, records
@@ -130,7 +132,15 @@ class Daemon:
         if pump is not None:
             pump.waiting.publish(metrics)
         layers.when_mounted = self._open_completion(base.road, views).wake
-        metadata = layer_mounts.metadata
+        remover = Remover(
+            base.catalog,
+            base.shelf,
+            ingest,
+            layer_mounts,
+            views,
+            layer_mounts.metadata,
+            partial(base.database.read, records.lazy_layers),
+        )
         operations = DaemonOperations(
             Parts(
                 catalog=base.catalog,
@@ -138,15 +148,7 @@ class Daemon:
                 ingest=ingest,
                 mounts=layer_mounts,
                 views=views,
-                remover=Remover(
-                    base.catalog,
-                    base.shelf,
-                    ingest,
-                    layer_mounts,
-                    views,
-                    metadata,
-                    partial(base.database.read, records.lazy_layers),
-                ),
+                remover=remover,
                 decider=decider,
                 store=base.store,
                 road=base.road,
@@ -162,6 +164,7 @@ class Daemon:
             )
         )
         await self._serve(base.database, layers, layer_mounts.sweep, operations)
+        self._let_go(base, remover, decider, layers)
         # Whoever waits for a first pull is told first: calls that wait would hold up the stop.
         self._undo.later(ingest.close)
         await opening.serve_cri(self._config, pulls, self._undo)
@@ -285,6 +288,14 @@ class Daemon:
         self._undo.later(pump.stop)
         base.data_path.watch_keeper()
         return pump
+
+    def _let_go(self, base: _Base, remover: Remover, decider: Decider, layers: Layers) -> None:
+        """Images that were removed while they were in use go when they can."""
+        named = partial(holders, base.containerd)
+        departures = Departures(base.catalog, remover, named, decider.forget, self._clock)
+        layers.when_released = departures.wake
+        departures.start()
+        self._undo.later(departures.stop)
 
     def _open_completion(self, road: Road, views: Views) -> Completion:
         settings = self._config.completion

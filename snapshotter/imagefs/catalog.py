@@ -46,6 +46,7 @@ PIECE = SchemaPiece(
         PRIMARY KEY (blob, diff_id)
     ) STRICT;
     """,
+        "ALTER TABLE images ADD COLUMN leaving INTEGER NOT NULL DEFAULT 0;",
     ),
 )
 
@@ -70,7 +71,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A manifest that was seen on this node, with every name and repository it was seen under."""
+    """A manifest that was seen on this node, with every name and repository it was seen under.
+
+    ``leaving``: it was removed while something stood on it, and goes when nothing does any more.
+    """
 
     manifest: Digest
     names: tuple[str, ...]
@@ -79,6 +83,7 @@ class Image:
     lazy: bool
     reason: str
     seen_ns: int
+    leaving: bool = False
 
 
 class Catalog:
@@ -113,9 +118,11 @@ class Catalog:
                     bool(lazy),
                     reason,
                     seen_ns,
+                    bool(leaving),
                 )
-                for manifest, names, repositories, lazy, reason, seen_ns in db.execute(
-                    "SELECT manifest, names, repositories, lazy, reason, seen_ns FROM images"
+                for manifest, names, repositories, lazy, reason, seen_ns, leaving in db.execute(
+                    "SELECT manifest, names, repositories, lazy, reason, seen_ns, leaving"
+                    " FROM images"
                 )
             ]
             faults = {
@@ -131,7 +138,10 @@ class Catalog:
             self._mirror(image)
 
     async def remember(self, image: Image) -> Image:
-        """Add ``image`` or merge it with what is known of its manifest; returns the merged one."""
+        """Add ``image`` or merge it with what is known of its manifest; returns the merged one.
+
+        Who names an image wants it: one that was leaving stays.
+        """
         known = self._images.get(image.manifest)
         if known is not None:
             names = tuple(dict.fromkeys((*image.names, *known.names)))
@@ -154,16 +164,29 @@ class Catalog:
             kept = tuple(name for name in known.names if name not in names)
             await self._put(replace(known, names=kept))
 
+    async def leave(self, manifest: Digest) -> None:
+        """The image, if it is known, is to go when nothing stands on it any more."""
+        image = self._images.get(manifest)
+        if image is not None:
+            await self._put(replace(image, leaving=True))
+
+    async def stay(self, manifest: Digest) -> None:
+        """The image is wanted again."""
+        image = self._images.get(manifest)
+        if image is not None:
+            await self._put(replace(image, leaving=False))
+
     async def _put(self, image: Image) -> None:
         manifest = str(image.manifest)
 
         def work(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM image_layers WHERE manifest = ?", (manifest,))
             db.execute(
-                "INSERT INTO images (manifest, names, repositories, lazy, reason, seen_ns)"
-                " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (manifest) DO UPDATE SET"
+                "INSERT INTO images (manifest, names, repositories, lazy, reason, seen_ns, leaving)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (manifest) DO UPDATE SET"
                 " names = excluded.names, repositories = excluded.repositories,"
-                " lazy = excluded.lazy, reason = excluded.reason, seen_ns = excluded.seen_ns",
+                " lazy = excluded.lazy, reason = excluded.reason, seen_ns = excluded.seen_ns,"
+                " leaving = excluded.leaving",
                 (
                     manifest,
                     json.dumps(image.names),
@@ -171,6 +194,7 @@ class Catalog:
                     int(image.lazy),
                     image.reason,
                     image.seen_ns,
+                    int(image.leaving),
                 ),
             )
             db.executemany(

@@ -50,6 +50,7 @@ class Layers:
         self._views = views
         self._clock = clock
         self.when_mounted: Callable[[], None] = _nothing
+        self.when_released: Callable[[], None] = _nothing
 
     async def claim(self, claim: LayerClaim) -> LazyLayer | None:
         """Take the layer if its whole image is lazy and it is the layer that its labels say."""
@@ -141,6 +142,7 @@ class Layers:
         """Unmount the instance that only this snapshot needed."""
         if entry.layer is not None:
             await self._mounts.release(entry.directory)
+            self.when_released()
 
     async def usage(self, entry: StackEntry) -> Usage:
         """Allocated bytes of the view; of inodes there is one: the view file."""

@@ -82,6 +82,11 @@ async def every_record(store: Store) -> list[Record]:
     return found
 
 
+async def holders(store: Store, names: Collection[str]) -> list[str]:
+    """The namespaces that have an image of one of these names."""
+    return [record.namespace for record in await every_record(store) if record.name in names]
+
+
 async def delete(store: Store, records: Iterable[Record]) -> None:
     """Remove them, those that CRI made beside others last; what is gone already is fine."""
     for record in sorted(records, key=lambda record: record.derived):

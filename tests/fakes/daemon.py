@@ -38,6 +38,7 @@ LAZY = {
     "lazy": True,
     "reason": "",
     "suspect": "",
+    "leaving": False,
     "here_bytes": 65_536,
     "plain_bytes": 100_000,
     "size_bytes": 40_000,

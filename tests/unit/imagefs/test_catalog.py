@@ -97,3 +97,19 @@ async def test_two_blobs_of_one_view_are_both_its_sources(database: Database) ->
     await catalog.remember(image("a", layer("gzip", "plain")))
     await catalog.remember(image("b", layer("zstd", "plain"), repository="r.example/b"))
     assert set(catalog.layers_of_view(digest("plain"))) == {digest("gzip"), digest("zstd")}
+
+
+async def test_an_image_that_is_leaving_does_so_after_a_restart_unless_it_is_named_again(
+    database: Database,
+) -> None:
+    catalog = Catalog(database)
+    for name in ("a", "b", "c"):
+        await catalog.remember(image(name, layer(name)))
+        await catalog.leave(digest(name))
+    await catalog.remember(image("b", layer("b"), seen_ns=2))
+    await catalog.stay(digest("c"))
+    await catalog.leave(digest("unknown"))
+    again = Catalog(database)
+    await again.load()
+    assert [each.manifest for each in again.images() if each.leaving] == [digest("a")]
+    assert {each.manifest for each in again.images()} == {digest(name) for name in "abc"}
