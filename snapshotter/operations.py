@@ -220,8 +220,13 @@ class DaemonOperations:
         }
 
     async def pull(self, image: str, namespace: str, platform: str) -> AsyncIterator[PullEvent]:
-        """Resolve, then bring into containerd; the last event says done, and why not lazy."""
+        """Resolve, then bring into containerd; the last event says done, and why not lazy.
+
+        An empty ``namespace`` is the kubelet's where CRI uses this snapshotter, else containerd's
+        default one; an empty ``platform`` is this node's.
+        """
         parts = self._parts
+        namespace = namespace or await cri.home(parts.containerd, parts.snapshotter)
         wanted = Platform.parse(platform) if platform else host_platform()
         await parts.containerd.version()  # before anything of a pull that can't succeed is known
         resolved = await parts.registry.resolve(parse_reference(image), wanted)
@@ -313,14 +318,18 @@ class DaemonOperations:
         return None
 
     async def remove(self, image: str, namespace: str, *, data_only: bool) -> Removal:
-        """Drop data (and index and record); NotFoundError if ``image`` means nothing here."""
+        """Drop data (and index and record); NotFoundError if ``image`` means nothing here.
+
+        An empty ``namespace`` is that of a `pull` that names none.
+        """
         parts = self._parts
         found, names = self._meant(image)
         gone: Sequence[Record] = ()
         left: Sequence[Record] = ()
         if not data_only:
             records = await every_record(parts.containerd)
-            choice = choose(records, names, namespace or "default", image)
+            namespace = namespace or await cri.home(parts.containerd, parts.snapshotter)
+            choice = choose(records, names, namespace, image)
             gone, left = choice.gone, choice.left
             await delete(parts.containerd, gone)
         outcome = await parts.remover.remove(found, data_only=data_only)

@@ -44,7 +44,13 @@ ConfigPath = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document")]
 Namespace = Annotated[
-    str, typer.Option("--namespace", "-n", help="containerd namespace (k8s.io for pods)")
+    str | None,
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="containerd namespace [default: k8s.io, the kubelet's, if containerd's CRI uses Ember,"
+        " else default]",
+    ),
 ]
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*", re.ASCII)
@@ -70,8 +76,10 @@ def connect(path: Path | None) -> Daemon:
     return Daemon(read_config(path).socket)
 
 
-def check_namespace(name: str) -> None:
+def check_namespace(name: str | None) -> None:
     """End the command if containerd could not have a namespace of this name."""
+    if name is None:
+        return
     if len(name) > _NAMESPACE_CHARACTERS or not _NAMESPACE.fullmatch(name):
         fail(f"{name!r} cannot be a containerd namespace, such as k8s.io", EXIT_USAGE)
 
@@ -136,7 +144,7 @@ def serve_command(
 def pull_command(
     image: Annotated[str, typer.Argument(help="Reference, such as registry.example/app:1.2")],
     config: ConfigPath = None,
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
     platform: Annotated[
         str,
         typer.Option(
@@ -150,7 +158,7 @@ def pull_command(
     check_reference(image)
     check_namespace(namespace)
     check_platform(platform)
-    pull.run(connect(config), image, namespace, platform, json)
+    pull.run(connect(config), image, namespace or "", platform, json)
 
 
 @app.command(name="images")
@@ -178,13 +186,13 @@ def rm_command(
     data: Annotated[
         bool, typer.Option("--data", help="Only the data: the next start is lazy")
     ] = False,
-    namespace: Namespace = "default",
+    namespace: Namespace = None,
     json: Json = False,
 ) -> None:
     """Remove an image and its data from this node."""
     check_image(image)
     check_namespace(namespace)
-    changes.remove(connect(config), image, namespace, data, json)
+    changes.remove(connect(config), image, namespace or "", data, json)
 
 
 @app.command(name="drain")

@@ -79,7 +79,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
     ) -> AsyncIterator[control_pb2.PullProgress]:
         try:
             async for event in self._operations.pull(
-                request.image, request.namespace or "default", request.platform
+                request.image, request.namespace, request.platform
             ):
                 yield control_pb2.PullProgress(
                     layer=event.layer,

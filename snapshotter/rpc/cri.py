@@ -77,6 +77,11 @@ async def sends_labels(containerd: Containerd) -> bool | None:
     return not disabled
 
 
+async def home(containerd: Containerd, snapshotter: str) -> str:
+    """The namespace of who says none: the kubelet's where CRI uses ``snapshotter``."""
+    return NAMESPACE if await uses(containerd, snapshotter) else "default"
+
+
 class CriPuller:
     """Has CRI pull; ``is_lazy`` says whether an image's layers were answered for."""
 

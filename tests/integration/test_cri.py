@@ -210,6 +210,19 @@ def test_ember_pull_goes_through_cri_where_cri_uses_ember(kubelet: KubeletNode) 
     assert kubelet.cri.images() == before + 1
 
 
+def test_who_names_no_namespace_pulls_for_the_kubelet_and_removes_there(
+    kubelet: KubeletNode,
+) -> None:
+    reference = kubelet.pod_image.reference
+    kubelet.cri.call("Image", "RemoveImage", (1, encoded((1, reference))))
+    before = kubelet.cri.images()
+    kubelet.ember.command("pull", reference)
+    assert kubelet.cri.images() == before + 1
+    assert kubelet.image(reference)["lazy"]
+    kubelet.ember.command("rm", reference)
+    assert kubelet.cri.images() == before
+
+
 def test_an_image_that_the_kubelet_removes_is_gone_from_ember_too(kubelet: KubeletNode) -> None:
     reference = kubelet.pod_image.reference
     kubelet.cri.pull(reference)

@@ -113,20 +113,21 @@ def test_what_the_document_says_to_try_works(installed: KubeletNode) -> None:
     reference = installed.pod_image.reference
     lines = [line for line in shell_lines(ROOT / "docs" / "install.md") if EXAMPLE in line]
     assert [line.split()[:2] for line in lines] == [
-        *[["ember", "pull"], ["ctr", "run"], ["ember", "status"]]
+        *[["ember", "pull"], ["ctr", "--namespace"], ["ember", "status"]]
     ]
     for line in lines:
         program, *words = shlex.split(line.replace(EXAMPLE, reference))
         if program == "ember":
-            place = ["-n", installed.namespace] if words[0] == "pull" else []
-            done = ember(installed, *words, *place)
+            done = ember(installed, *words)
             assert (done.returncode, done.stderr) == (0, "")
             assert reference in done.stdout
         else:
             words = words[: words.index("python3")]
             words[words.index("t")] = f"{installed.namespace}-t"
             fifo = ["--fifo-dir", str(installed.containerd.directory / "fifo")]
-            assert "ready" in installed.containerd.ctr("run", *fifo, *words[1:], "/program")
+            where, words = words[:3], words[3:]
+            assert where == ["--namespace", "k8s.io", "run"]
+            assert "ready" in installed.containerd.ctr(*where, *fifo, *words, "/program")
     assert installed.image(reference)["lazy"]
 
 

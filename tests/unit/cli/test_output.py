@@ -56,7 +56,8 @@ def test_json_of_no_images_is_an_empty_list(place: Place, served: FakeOperations
 
 def test_json_of_a_pull_has_the_documented_keys(place: Place, served: FakeOperations) -> None:
     assert printed(place, "pull", "app") | {"seconds": 0.0} == PULLED
-    assert served.asked == [("pull", "app", "default", "")]
+    printed(place, "pull", "app", "-n", "k8s.io")
+    assert served.asked == [("pull", "app", "", ""), ("pull", "app", "k8s.io", "")]
 
 
 def test_json_of_a_removal_says_what_went_and_what_stayed(

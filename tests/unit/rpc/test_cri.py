@@ -164,6 +164,16 @@ async def test_a_root_says_nothing_where_containerd_has_no_such_plugin(stage: St
 async def test_without_cri_nothing_goes_through_it(stage: Stage) -> None:
     stage.upstream.answers[INFO] = fail(grpc.StatusCode.UNIMPLEMENTED, "unknown service")
     assert not await cri.uses(stage.containerd, "ember")
+    assert await cri.home(stage.containerd, "ember") == "default"
+
+
+async def test_who_names_no_namespace_means_the_kubelets_where_cri_uses_ember(
+    stage: Stage,
+) -> None:
+    stage.images_at("/var/lib/ember")
+    assert await cri.home(stage.containerd, "ember") == "k8s.io"
+    stage.images_at("/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs")
+    assert await cri.home(stage.containerd, "ember") == "default"
 
 
 async def test_a_cri_that_does_not_answer_is_an_error_and_no_other_way(stage: Stage) -> None:
