@@ -113,6 +113,14 @@ def unmount(target: Path, *, detach: bool = False) -> bool:
     raise OSError(number, f"cannot unmount: {os.strerror(number)}", str(target))
 
 
+def is_mount_point(directory: Path) -> bool:
+    """Whether another file system begins at ``directory``; quick, and blind to bind mounts."""
+    try:
+        return directory.stat().st_dev != directory.parent.stat().st_dev
+    except OSError:
+        return False
+
+
 def mountinfo() -> list[Mount]:
     """All mounts that this process sees, in the kernel's order (what covers comes later)."""
     return parse_mountinfo(Path("/proc/self/mountinfo").read_bytes())

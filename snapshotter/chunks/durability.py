@@ -2,7 +2,8 @@
 
 Invariant: the durable bitmap on the disk holds only chunks whose bytes were synced before. After a
 boot that did not end in order, or a failed sync, chunks are in doubt until they were read back from
-the disk (not from the page cache) and had the right digest. One round at a time per view.
+the disk (not from the page cache) and had the right digest; those of a failed sync can't be read
+until then. One round at a time per view.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Durability:
     async def flush(self) -> int:
         """Sync the data, then say so in the bitmap; how many chunks became durable.
 
-        UnavailableError when the sync failed; what it covered is in doubt then.
+        UnavailableError when the sync failed; what it covered is in doubt then, and not readable.
         """
         async with self._round:
             return await self._flush()
@@ -115,8 +116,11 @@ class Durability:
                 bitmap = (believed | fresh).to_bytes(length, "little")
                 await offload(None, presence.write_durable, bitmap)
         except (UnavailableError, NoSpaceError):
-            # After a failed sync the kernel may drop the pages: only reading back tells.
-            self.doubted.update(_numbers(fresh.to_bytes(length, "little")))
+            # After a failed sync the kernel may drop the pages: only reading back tells, and
+            # until then nobody may read them.
+            for number in _numbers(fresh.to_bytes(length, "little")):
+                presence.readable.clear(number)
+                self.doubted.add(number)
             with contextlib.suppress(OSError):
                 await offload(None, presence.mark, suspect=True)
             raise
@@ -132,6 +136,7 @@ class Durability:
                 right = got >= length and await is_right(number, buffer.memory[:length])
         if right:
             self.doubted.discard(number)
+            self._presence.readable.set(number)
         return right
 
 

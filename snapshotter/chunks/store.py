@@ -39,12 +39,14 @@ from snapshotter.errors import (
     FailedPreconditionError,
     RefusedError,
 )
+from snapshotter.unbroken import Unbroken
 
 log = logging.getLogger(__name__)
 
 InUse = Callable[[Path], bool]
 """Whether a mount has this data file open; blocks. The proof comes from the kernel."""
 
+CLOSE_WAIT_S = 30.0
 _COPY_CHUNKS = 16
 
 
@@ -97,6 +99,7 @@ class ViewStore:
         self._open: dict[Digest, View] = {}
         self._locks: dict[Digest, asyncio.Lock] = {}
         self._lock_users: Counter[Digest] = Counter()
+        self._work = Unbroken()
         self._upkeep: asyncio.Task[None] | None = None
         self._staged = 0
 
@@ -111,6 +114,7 @@ class ViewStore:
             self._upkeep.cancel()
             await asyncio.gather(self._upkeep, return_exceptions=True)
             self._upkeep = None
+        await self._work.close(CLOSE_WAIT_S)
         for view in list(self._open):
             await self.release(view)
         await offload(None, self._pool.shutdown)
@@ -130,20 +134,26 @@ class ViewStore:
         """
         found = self._open.get(view)
         if found is None:
-            async with self._locked(view):
-                found = self._open.get(view)
-                if found is None:
-                    data, presence = await offload(None, self._open_files, view, view_bytes)
-                    found = View(data, presence, chunk_digest, self._services)
-                    self._open[view] = found
+            found = await self._work.finish(self._open_once(view, view_bytes, chunk_digest))
         if found.length_bytes != view_bytes:
             raise FailedPreconditionError(
                 f"{view} has {found.length_bytes} bytes, not {view_bytes}: one index lies"
             )
         return found
 
+    async def _open_once(self, view: Digest, view_bytes: int, chunk_digest: ChunkDigests) -> View:
+        async with self._locked(view):
+            found = self._open.get(view)
+            if found is None:
+                data, presence = await offload(None, self._open_files, view, view_bytes)
+                found = self._open[view] = View(data, presence, chunk_digest, self._services)
+        return found
+
     async def release(self, view: Digest) -> None:
         """Flush and close the view if it is open; its bytes stay."""
+        await self._work.finish(self._release(view))
+
+    async def _release(self, view: Digest) -> None:
         async with self._locked(view):
             found = self._open.pop(view, None)
             if found is not None:
@@ -156,6 +166,9 @@ class ViewStore:
         descriptors would count as users. Nothing to do if it is not here. Killed at any point it
         leaves either the view or nothing that would be believed.
         """
+        await self._work.finish(self._drop(view))
+
+    async def _drop(self, view: Digest) -> None:
         async with self._locked(view):
             found = self._open.pop(view, None)
             if found is not None:
@@ -187,9 +200,23 @@ class ViewStore:
             view = await self.open(staging.view, view_bytes, chunk_digest)
             if not view.complete:
                 await self._take_over(view, staging)
+                await view.flush()
             return view
         finally:
             await offload(None, staging.discard)
+
+    async def whole(self, view: Digest) -> bool:
+        """Whether every chunk can be read, without opening a view that isn't open."""
+        found = self._open.get(view)
+        if found is not None:
+            return found.whole
+        return await offload(None, self._whole, view)
+
+    def _whole(self, view: Digest) -> bool:
+        with contextlib.suppress(FileNotFoundError, RefusedError):
+            header, bitmap = read_presence(self._presence_path(view), self._boot)
+            return int.from_bytes(bitmap, "little").bit_count() == header.chunk_count
+        return False
 
     async def stored(self) -> list[StoredView]:
         """Everything that is on the disk, open or not."""

@@ -84,9 +84,19 @@ class View:
         return self._durability.count
 
     @property
+    def whole(self) -> bool:
+        """Every chunk can be read."""
+        return self._presence.readable.all(0, self.chunk_count)
+
+    @property
     def complete(self) -> bool:
-        """Every chunk is readable and none is in doubt."""
-        return not self._durability.doubted and self._presence.readable.all(0, self.chunk_count)
+        """Every chunk is readable and durable, and none is in doubt.
+
+        What is only readable may be lost with a failed sync: who reads past the guard needs more.
+        """
+        return (
+            self.whole and not self._durability.doubted and self.durable_count == self.chunk_count
+        )
 
     def is_readable(self, number: int) -> bool:
         """Whether chunk ``number`` is here, verified."""
@@ -159,7 +169,7 @@ class View:
             self._listeners.append(callback)
 
     def settle(self) -> None:
-        """Tell those who wait for completeness; called on the loop after chunks were put."""
+        """Tell those who wait for completeness; called on the loop."""
         if self._listeners and self.complete:
             listeners, self._listeners = self._listeners, []
             for callback in listeners:
@@ -167,7 +177,9 @@ class View:
 
     async def flush(self) -> int:
         """Make durable what is readable; how many chunks that were. UnavailableError: not now."""
-        return await self._durability.flush()
+        made_durable = await self._durability.flush()
+        self.settle()
+        return made_durable
 
     def unproved(self) -> list[int]:
         """Chunks that are believed but were not read back since they came into doubt."""

@@ -125,7 +125,9 @@ class Daemon:
         base = await self._open_base(pulls, metrics)
         views, layer_mounts = self._open_mounts(base)
         links = (self._config.root / "snapshots").glob("*/fs")
-        await restore(links, base.data_path, layer_mounts, views, base.shelf)
+        await restore(
+            links, base.data_path, layer_mounts, views, base.shelf, base.catalog.names_of_blob
+        )
         ingest, decider = self._open_decider(base, views)
         layers = Layers(decider, base.catalog, base.shelf, ingest, layer_mounts, views, self._clock)
         pump = self._listen(base, views)
@@ -264,6 +266,10 @@ class Daemon:
         if config.first_pull.index_when_idle:
             idle.start()
             self._undo.later(idle.stop)
+
+        async def here(index: LayerIndex) -> bool:
+            return await views.whole(index.diff_id)
+
         origin = RegistryOrigin(base.registry)
         decider = Decider(
             opening.policy(config, base.data_path),
@@ -272,7 +278,7 @@ class Daemon:
             ContainerdDocuments(base.containerd, origin),
             origin,
             ingest,
-            views.complete,
+            here,
             idle.want,
             clock,
         )

@@ -280,6 +280,11 @@ class Catalog:
         """The images that have ``blob`` as a layer."""
         return [self._images[m] for m in self._by_blob.get(blob, ()) if m in self._images]
 
+    def names_of_blob(self, blob: Digest) -> list[str]:
+        """What people call the images that have ``blob`` as a layer."""
+        images = self.images_of_blob(blob)
+        return sorted({name for image in images for name in image.names or (str(image.manifest),)})
+
     def origins(self, blob: Digest) -> list[BlobRef]:
         """Where ``blob`` can be had: each repository of each image that has it, last seen first."""
         found: dict[str, BlobRef] = {}

@@ -25,6 +25,7 @@ from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.metadata import MetadataImage, MetadataImages
 from snapshotter.imagefs.views import Views
 from snapshotter.snapshots.lazy import StackEntry
+from snapshotter.unbroken import Unbroken
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class LayerMounts:
         self._mounted: dict[str, Mounted] = {}
         self._locks: dict[Digest, asyncio.Lock] = {}
         self._users: dict[Path, set[Path]] = {}
+        self._work = Unbroken()
 
     def restore(self, links: Iterable[Path]) -> list[Mounted]:
         """Find the mounts that an earlier daemon left, and by ``links`` who stands on them.
@@ -122,12 +124,21 @@ class LayerMounts:
         overlayfs takes no directory twice (ELOOP), and an image may well have a layer twice: each
         time that a layer comes again in one chain it is another instance.
         """
+        return await self._work.finish(self._mount(entry, index, below))
+
+    async def _mount(
+        self, entry: StackEntry, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]
+    ) -> str:
         loop = asyncio.get_running_loop()
         async with self._lock(index.diff_id):
             image = await self._image(index, below)
             again = sum(key == image.key for _, key in below)
             instance = f"{image.key}~{again}" if again else image.key
             mounted = self._mounted.get(instance)
+            if mounted is not None and not mounts.is_mount_point(mounted.target):
+                log.warning("%s was unmounted by somebody else; mounted again", mounted.target)
+                await self._detach(mounted)
+                mounted = None
             if mounted is None:
                 guarded = not await self._views.complete(index)
                 if guarded:
@@ -179,13 +190,16 @@ class LayerMounts:
 
     async def release(self, directory: Path) -> None:
         """The snapshot that linked ``directory`` is gone: unmount what only it needed."""
+        await self._work.finish(self._release(directory))
+
+    async def _release(self, directory: Path) -> None:
         for mounted in list(self._mounted.values()):
             users = self._users.get(mounted.target, set())
             if directory in users:
                 async with self._lock(mounted.view):
-                    users.discard(directory)
-                    if not users:  # asked under the lock: another snapshot may have come to it
+                    if users == {directory}:  # under the lock: another may have come to it
                         await self._detach(mounted)
+                    users.discard(directory)
 
     def stood_on(self, view: Digest) -> bool:
         """Whether another mount shows an instance of ``view``: an overlay on it, or a bind.
@@ -207,7 +221,7 @@ class LayerMounts:
     async def without(self, view: Digest) -> AsyncIterator[None]:
         """Unmount every instance of ``view``, and let none be mounted until the block ends.
 
-        Overlays that stand on one hold it until their own end.
+        Overlays that stand on one hold it until their own end. Not to be cancelled in between.
         """
         async with self._lock(view):
             for mounted in self.of_view(view):
@@ -228,6 +242,8 @@ class LayerMounts:
             log.warning("unmounting %s: %s; it is tried again later", mounted.target, error)
             return
         del self._mounted[_name(mounted)]
+        if not self.of_view(mounted.view):
+            await self._views.let_go(mounted.view)
 
     def _take_down(self, mounted: Mounted, links: set[Path]) -> None:
         """The links go first: a mount that comes too late fails, and sees no empty directory."""
@@ -239,14 +255,17 @@ class LayerMounts:
 
     def _forget(self, mounted: Mounted) -> None:
         mounted.target.with_name(mounted.target.name + ".json").unlink(missing_ok=True)
-        mounted.target.rmdir()
+        with contextlib.suppress(FileNotFoundError):
+            mounted.target.rmdir()
 
 
 def stacks(overlay: mounts.Mount, layers: Collection[Path]) -> bool:
-    """Whether one of ``layers`` (N/fs in the snapshots' directory, or a mount point) is below it.
+    """Whether one of ``layers`` (N/fs in the snapshots' directory, or a mount point) surely is
+    below it.
 
     Many lower directories are given by names like ``12/fs``, and from where is not to be seen.
-    Other snapshotters have those too, but where there is an upper directory it is beside the lower.
+    Other snapshotters have those too, but an upper directory is beside the lower ones. Of an
+    overlay without one only the kernel knows, when a view's file is still open without our mounts.
     """
     options = [option.partition("=")[::2] for option in overlay.super_options]
     lower = [
@@ -256,7 +275,7 @@ def stacks(overlay: mounts.Mount, layers: Collection[Path]) -> bool:
     for layer in layers:
         if str(layer) in lower:
             return True
-        beside = not uppers or uppers[0].parent.parent == layer.parent.parent
+        beside = bool(uppers) and uppers[0].parent.parent == layer.parent.parent
         if beside and f"{layer.parent.name}/{layer.name}" in lower:
             return True
     return False

@@ -18,6 +18,7 @@ from snapshotter.imagefs.layer_mounts import LayerMounts
 from snapshotter.imagefs.metadata import MetadataImages
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.views import Views
+from snapshotter.unbroken import Unbroken
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +62,18 @@ class Remover:
         self._views = views
         self._metadata = metadata
         self._standing = standing
+        self._work = Unbroken()
 
     async def remove(self, image: Image, *, data_only: bool) -> Outcome:
         """Drop the data of ``image``; without ``data_only`` its indexes and its record too.
 
         containerd must have forgotten the image by then: a layer that a snapshot still stands for
         is needed by an image that nobody told us of, and is kept with all that can bring it back.
+        What has begun is finished, also if the caller is cancelled.
         """
+        return await self._work.finish(self._remove(image, data_only=data_only))
+
+    async def _remove(self, image: Image, *, data_only: bool) -> Outcome:
         outcome = Outcome()
         standing = () if data_only else await self._standing()
         for layer in dict.fromkeys(image.layers):

@@ -7,10 +7,10 @@ zeros in between: every incomplete layer that was mounted is named, once, and ne
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from snapshotter.image.index import LayerIndex
+from snapshotter.content import Digest
 from snapshotter.imagefs.datapath import DataPath
 from snapshotter.imagefs.layer_mounts import LayerMounts, Mounted
 from snapshotter.imagefs.shelf import Shelf
@@ -20,27 +20,41 @@ log = logging.getLogger(__name__)
 
 
 async def restore(
-    links: Iterable[Path], data_path: DataPath, mounts: LayerMounts, views: Views, shelf: Shelf
+    links: Iterable[Path],
+    data_path: DataPath,
+    mounts: LayerMounts,
+    views: Views,
+    shelf: Shelf,
+    names: Callable[[Digest], Sequence[str]],
 ) -> None:
-    """Take over the mounts that are there; ``links`` are the snapshots' links to them."""
+    """Take over the mounts that are there; ``links`` are the snapshots' links to them.
+
+    ``names``: the images that a layer's blob is in, for messages.
+    """
     for mounted in mounts.restore(links):
         if not mounted.guarded:
             continue
+        if data_path.guard is None or not data_path.guard.adopted:
+            await _suspect(mounted, mounts, views, names)
         index = shelf.get(mounted.layer)
         if index is None:
             log.error("layer %s is mounted, but its index is gone", mounted.layer)
             continue
-        if data_path.guard is None or not data_path.guard.adopted:
-            await _suspect(mounted, index, mounts, views)
         await views.guard(index)
 
 
-async def _suspect(mounted: Mounted, index: LayerIndex, mounts: LayerMounts, views: Views) -> None:
-    if mounted.suspect or await views.complete(index):
+async def _suspect(
+    mounted: Mounted,
+    mounts: LayerMounts,
+    views: Views,
+    names: Callable[[Digest], Sequence[str]],
+) -> None:
+    if mounted.suspect or await views.whole(mounted.view):
         return
     mounts.mark_suspect(mounted)
     log.critical(
-        "layer %s was mounted while no guard was there: what its readers saw may have been"
+        "layer %s (%s) was mounted while no guard was there: what its readers saw may have been"
         " zeros. Its next container gets a new mount; restart those that run on it",
         mounted.layer,
+        ", ".join(names(mounted.layer)) or "of no image that is known",
     )

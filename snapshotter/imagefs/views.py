@@ -24,6 +24,9 @@ from snapshotter.image.index import LayerIndex
 
 log = logging.getLogger(__name__)
 
+_ALGORITHMS = {64: "sha256", 128: "sha512"}
+"""By the hex digits of a view file's name."""
+
 
 class StagedView:
     """A view that is being written whole (ingest.Staging over the chunk store)."""
@@ -72,17 +75,40 @@ class Views:
         return await self._store.open(index.diff_id, index.view_bytes, index.chunk_digest)
 
     async def complete(self, index: LayerIndex) -> bool:
-        """Whether every chunk of the view is here and proved."""
+        """Whether every chunk of the view is here, durable and not in doubt; opens the view."""
         return (await self.open(index)).complete
+
+    async def whole(self, view: Digest) -> bool:
+        """Whether every chunk of the view can be read; opens nothing."""
+        return await self._store.whole(view)
 
     async def guard(self, index: LayerIndex) -> None:
         """Let the guard answer for the view; before it is mounted through the marked path."""
         view = await self.open(index)
+        while self._store.get(view.digest) is not view:  # let go of in between
+            view = await self.open(index)
         if self._guard is None or view.digest in self._guarded:
             return
         self._guard.unignore(view.path)
         self._register(view)
         view.when_complete(lambda: self._completed(view))
+
+    async def let_go(self, view: Digest) -> None:
+        """Nothing of ours shows the view any more: close it, and fetch no more of it.
+
+        A container may have outlived the mount; its first event has the view guarded again.
+        """
+        opened = self._store.get(view)
+        if opened is not None and view in self._guarded:
+            self._forget(opened)
+        await self._road.stop(view)
+        await self._store.release(view)
+
+    def _forget(self, view: View) -> None:
+        if self._guard is not None:
+            self._guard.unregister(view.inode)
+        self._guarded.discard(view.digest)
+        self._inodes.pop(view.inode, None)
 
     def _register(self, view: View) -> None:
         assert self._guard is not None
@@ -117,7 +143,7 @@ class Views:
         name = await asyncio.to_thread(self._name_of, inode)
         if name is None:
             return None
-        view = Digest("sha256", name)
+        view = Digest(_ALGORITHMS.get(len(name), "sha256"), name)
         with contextlib.suppress(NotFoundError):
             await self.guard(self._index(view))
             return view
@@ -168,10 +194,8 @@ class Views:
         freed = self.bytes_on_disk(view)
         opened = self._store.get(view)
         guarded = view in self._guarded and opened is not None
-        inode = opened.inode if opened is not None else 0
-        if self._guard is not None and guarded:
-            self._guard.unregister(inode)
-            self._guarded.discard(view)
+        if opened is not None and guarded:
+            self._forget(opened)
         await self._road.stop(view)
         try:
             await self._store.drop(view)
@@ -179,7 +203,6 @@ class Views:
             if guarded:
                 await self.guard(self._index(view))
             raise
-        self._inodes.pop(inode, None)
         return freed
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from snapshotter.snapshots.measurer import Measurer
 from snapshotter.snapshots.model import Info, Kind, Mount, Usage
 from snapshotter.snapshots.records import ChainRow, Record
 from snapshotter.snapshots.storage import Storage
+from snapshotter.unbroken import Unbroken
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class Snapshotter:
         self._listing = Listing(database)
         self._creator = Creator(database, self._storage, self._clock)
         self._claims = Claims(lazy, self._config.claim_wait_s)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._work = Unbroken()
         self._removals: set[asyncio.Task[None]] = set()
         self.damaged: tuple[str, ...] = ()
         """Committed snapshots whose directory was missing at start (after a power loss)."""
@@ -94,18 +95,14 @@ class Snapshotter:
         await self._storage.start(await self._db.read(records.last_id))
         self.damaged = tuple(await self._restore_directories())
         await self.cleanup()
-        self._spawn(self._storage.empty_trash())
-        self._spawn(self._measurer.run())
+        self._work.begin(self._storage.empty_trash())
+        self._work.begin(self._measurer.run())
 
     async def close(self) -> None:
         """Finish what has begun, stop what can go on later. Closing twice does nothing."""
         self._storage.stop()
         self._measurer.stop()
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=self._config.close_wait_s)
-            for task in late:
-                _log.warning("stopping without waiting for %s", task.get_coro())
-                task.cancel()
+        await self._work.close(self._config.close_wait_s)
         self._storage.close()
 
     async def prepare(
@@ -122,7 +119,7 @@ class Snapshotter:
         below, being_unpacked = self._admit(key, parent, chain_id)
         layer = await self._claims.ask(namespace, chain_id, parent, labels, below, being_unpacked)
         if layer is not None:
-            await self._finish(self._creator.take(chain_id, parent, labels, layer))
+            await self._work.finish(self._creator.take(chain_id, parent, labels, layer))
             raise AlreadyExistsError(f"layer {chain_id} is being provided on {parent or 'nothing'}")
         return await self._create(Kind.ACTIVE, key, parent, labels)
 
@@ -137,7 +134,7 @@ class Snapshotter:
         if _has_lazy(stack):
             await self._lazy.mount(stack, self._config.mounts_wait_s)
         if record.owner_pending and record.parent_id is not None:
-            await self._finish(self._creator.copy_owner(record.parent_id, record.id))
+            await self._work.finish(self._creator.copy_owner(record.parent_id, record.id))
         return self._mounts(record.info.kind, record.id, stack)
 
     async def commit(
@@ -150,7 +147,7 @@ class Snapshotter:
         labels = known.checked(labels)
         metastore.check_name(name, "name")
         now_ns = self._clock.wall_ns()
-        snapshot_id = await self._finish(
+        snapshot_id = await self._work.finish(
             self._db.write(lambda c: metastore.commit(c, name, key, parent, labels, now_ns))
         )
         self._measurer.note(snapshot_id)
@@ -159,7 +156,7 @@ class Snapshotter:
         """Forget a snapshot. Only NotFoundError and FailedPreconditionError leave this: any other
         would end containerd's whole garbage collection."""
         try:
-            await self._finish(self._remove(key))
+            await self._work.finish(self._remove(key))
         except (NotFoundError, FailedPreconditionError):
             raise
         except (EmberError, OSError) as error:
@@ -174,7 +171,7 @@ class Snapshotter:
         """Change labels by a field mask (none: all labels); returns the new state."""
         labels = known.checked(labels)
         now_ns = self._clock.wall_ns()
-        return await self._finish(
+        return await self._work.finish(
             self._db.write(lambda c: metastore.update(c, name, labels, paths, now_ns))
         )
 
@@ -248,7 +245,7 @@ class Snapshotter:
         ready = await self._mount_soon(stack, must=known.SNAPSHOT_REF in labels)
         owner_of = stack[-1].snapshot_id if stack and ready else None
         new = NewSnapshot(kind, key, parent, labels, owner_of, owner_pending=not ready)
-        snapshot_id = await self._finish(self._creator.create(new))
+        snapshot_id = await self._work.finish(self._creator.create(new))
         return self._mounts(kind, snapshot_id, stack)
 
     async def _mount_soon(self, stack: tuple[StackEntry, ...], must: bool) -> bool:
@@ -268,7 +265,7 @@ class Snapshotter:
 
     async def _remove(self, key: str) -> None:
         record = await self._db.write(lambda c: metastore.remove(c, key), frees_space=True)
-        after = self._spawn(self._after_removal(record))
+        after = self._work.begin(self._after_removal(record))
         self._removals.add(after)
         after.add_done_callback(self._removals.discard)
         if record.layer is not None:
@@ -327,21 +324,6 @@ class Snapshotter:
             chain_id=row.chain_id,
             view=None if row.view is None else Digest.parse(row.view),
         )
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever awaits it hears of it; nobody may, if the client is gone
-
-    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to the end, also if the caller is cancelled."""
-        return await asyncio.shield(self._spawn(work))
 
 
 def _with_chain(connection: Any, key: str) -> tuple[Record, tuple[ChainRow, ...]]:

@@ -91,10 +91,14 @@ async def test_a_doubted_chunk_that_is_wrong_is_missing_again(stores: Stores) ->
     assert again.missing(Extent(0, 3 * CHUNK)) == [1]
     assert completed == []
     await again.write(1, content.chunk(1), demand=True)
+    assert again.whole
+    assert not again.complete
+    assert completed == []
+    await again.flush()
     assert again.complete
     assert completed == [True]
     third = await stores.start(b"c" * 16)
-    assert (await third.open(VIEW, len(content.data), content.digest)).readable_count == 2
+    assert (await third.open(VIEW, len(content.data), content.digest)).readable_count == 3
     for store in (third, second, first):
         await store.close()
 

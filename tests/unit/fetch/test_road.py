@@ -238,7 +238,7 @@ async def test_an_origin_without_ranges_is_streamed_once_for_all(bench: Bench) -
     assert sum(ask.extent is None for ask in bench.tier.asked) == 1
     opened = bench.store.get(view)
     assert opened is not None
-    await until(lambda: opened.complete)
+    await until(lambda: opened.whole)
 
 
 async def test_a_lasting_stream_survives_its_first_reader(bench: Bench) -> None:
@@ -247,7 +247,7 @@ async def test_a_lasting_stream_survives_its_first_reader(bench: Bench) -> None:
     assert await bench.read(view, 0, 100) == PLAIN[:100]
     opened = bench.store.get(view)
     assert opened is not None
-    await until(lambda: opened.complete)
+    await until(lambda: opened.whole)
     assert len(bench.tier.asked) == 1
 
 

@@ -1,0 +1,161 @@
+"""Mounts and the record of them stay one, whoever hangs up in between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotter.content import Digest
+from snapshotter.imagefs import layer_mounts
+from snapshotter.imagefs.layer_mounts import LayerMounts
+from snapshotter.imagefs.metadata import MetadataImage
+from snapshotter.snapshots.lazy import StackEntry
+from tests.fakes.lazy import digest
+
+
+class Kernel:
+    """mount(2) and umount(2) on a set; each call waits while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.there: set[Path] = set()
+        self.made = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.busy = threading.Event()
+
+    def mount_erofs(self, image: Path, target: Path, devices: Any, *, directio: bool) -> None:
+        self._pass()
+        self.there.add(target)
+        self.made += 1
+
+    def unmount(self, target: Path, *, detach: bool = False) -> bool:
+        self._pass()
+        self.there.discard(target)
+        return True
+
+    def is_mount_point(self, target: Path) -> bool:
+        return target in self.there
+
+    def mountinfo(self) -> list[Any]:
+        return []
+
+    def _pass(self) -> None:
+        self.busy.set()
+        assert self.gate.wait(10)
+
+
+@dataclass
+class Views:
+    """One view, never complete; who was let go of is noted."""
+
+    let_go_of: list[Digest] = field(default_factory=list)
+
+    async def complete(self, index: Any) -> bool:
+        return False
+
+    async def guard(self, index: Any) -> None: ...
+
+    async def let_go(self, view: Digest) -> None:
+        self.let_go_of.append(view)
+
+    def path(self, view: Digest, *, guarded: bool) -> Path:
+        return Path("/views") / view.hex
+
+
+class Metadata:
+    """Images without a chain."""
+
+    def of(self, index: Any, below: Any) -> MetadataImage:
+        return MetadataImage(index.layer.hex, Path("/metadata"))
+
+
+@dataclass
+class Index:
+    """As far as a mount looks at it."""
+
+    layer: Digest = field(default_factory=lambda: digest("layer"))
+    diff_id: Digest = field(default_factory=lambda: digest("view"))
+
+
+class Scene:
+    """LayerMounts over a kernel that is a set."""
+
+    def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
+        self.kernel, self.views, self.index = Kernel(), Views(), Index()
+        self.links = directory / "snapshots"
+        self.mounts = LayerMounts(
+            directory / "layers",
+            self.views,  # type: ignore[arg-type]
+            Metadata(),  # type: ignore[arg-type]
+            pool,
+            directio=False,
+        )
+        self.mounts.restore(())
+
+    def entry(self, number: int) -> StackEntry:
+        link = self.links / str(number) / "fs"
+        return StackEntry(number, str(number), link, self.index.layer, None, self.index.diff_id)
+
+    async def mount(self, number: int) -> None:
+        await self.mounts.mount(self.entry(number), self.index, [])  # type: ignore[arg-type]
+
+    async def cut_short(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a caller while the kernel is at work for it."""
+        await asyncio.to_thread(self.kernel.busy.wait, 10)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self.kernel.gate.set()
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    with ThreadPoolExecutor(2) as pool:
+        made = Scene(tmp_path, pool)
+        monkeypatch.setattr(layer_mounts, "mounts", made.kernel)
+        yield made
+
+
+async def test_a_mount_whose_caller_hung_up_is_used_by_the_next(scene: Scene) -> None:
+    scene.kernel.gate.clear()
+    await scene.cut_short(asyncio.create_task(scene.mount(1)))
+    await scene.mount(1)
+    assert scene.kernel.made == 1
+    (mounted,) = scene.mounts.instances()
+    assert scene.entry(1).directory.readlink() == mounted.target
+
+
+async def test_a_removal_whose_caller_hung_up_leaves_no_link_to_an_empty_directory(
+    scene: Scene,
+) -> None:
+    await scene.mount(1)
+    scene.kernel.busy.clear()
+    scene.kernel.gate.clear()
+    await scene.cut_short(asyncio.create_task(scene.mounts.release(scene.entry(1).directory)))
+    await scene.mount(2)
+    assert scene.entry(2).directory.readlink() in scene.kernel.there
+    assert not scene.entry(1).directory.is_symlink()
+
+
+async def test_what_somebody_else_unmounted_is_mounted_again(scene: Scene) -> None:
+    await scene.mount(1)
+    scene.kernel.there.clear()
+    await scene.mount(1)
+    assert scene.entry(1).directory.readlink() in scene.kernel.there
+    assert len(scene.mounts.instances()) == 1
+
+
+async def test_a_view_is_let_go_of_with_its_last_instance(scene: Scene) -> None:
+    await scene.mount(1)
+    await scene.mount(2)
+    await scene.mounts.release(scene.entry(1).directory)
+    assert scene.views.let_go_of == []
+    await scene.mounts.release(scene.entry(2).directory)
+    assert scene.views.let_go_of == [scene.index.diff_id]
+    assert scene.kernel.there == set()
