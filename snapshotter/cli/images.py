@@ -5,15 +5,18 @@ What --json prints is the document itself; the tables show nothing that is not i
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from snapshotter.cli.connection import fail
-from snapshotter.cli.screen import console, share, size, table
+from snapshotter.cli.screen import console, several, share, size, table
+from snapshotter.errors import InvalidArgumentError
+from snapshotter.oci.reference import parse_reference
 
 Document = dict[str, Any]
 NO_IMAGES = "no images yet; `ember pull IMAGE` brings one"
@@ -25,19 +28,40 @@ def _name(image: Document) -> str:
 
 
 def _state(image: Document) -> str:
+    """One or two words; what needs a sentence is said below the table."""
     if image["suspect"]:
-        return f"SUSPECT: {image['suspect']}"
+        return "SUSPECT"
     if image["leaving"]:
-        return "removed, and goes when nothing uses it"
-    if image["lazy"]:
-        return "lazy"
-    return f"not lazy: {image['reason']}" if image["reason"] else "not lazy"
+        return "leaving"
+    if not image["lazy"]:
+        return "not lazy"
+    indexing = any(layer["state"].startswith("being indexed") for layer in image["layers"])
+    return "lazy, indexing" if indexing else "lazy"
 
 
-def _images(images: list[Document]) -> Table:
+def _remarks(image: Document) -> Iterator[str]:
+    """What an operator must know of an image, each in a line of its own."""
+    if image["suspect"]:
+        users = ", ".join(image["containers"]) or "none now"
+        yield f"SUSPECT    {_name(image)}: {image['suspect']}; its containers: {users}"
+    elif image["leaving"]:
+        yield f"leaving    {_name(image)}: removed, and goes when nothing uses it"
+    elif not image["lazy"] and image["reason"]:
+        yield f"not lazy   {_name(image)}: {image['reason']}"
+    for layer in image["layers"]:
+        if layer["trouble"]:
+            what = f"layer {layer['digest']} of {_name(image)}"
+            yield f"trouble    {what} does not come: {layer['trouble']}"
+
+
+def _show_images(screen: Console, images: list[Document]) -> None:
+    """A row for each name that an image goes by, then what needs words."""
+    if not images:
+        screen.print(NO_IMAGES)
+        return
     rows = [
         (
-            _name(image),
+            name,
             image["manifest"].removeprefix("sha256:")[:12],
             size(image["here_bytes"]),
             size(image["plain_bytes"]) if image["plain_bytes"] else "?",
@@ -46,8 +70,14 @@ def _images(images: list[Document]) -> Table:
             _state(image),
         )
         for image in images
+        for name in (image["names"] or [_name(image)])
     ]
-    return table(("IMAGE", "DIGEST", "HERE", "OF", "SHARE", "RUNNING", "STATE"), rows)
+    screen.print(table(("IMAGE", "DIGEST", "HERE", "OF", "SHARE", "RUNNING", "STATE"), rows))
+    remarks = [remark for image in images for remark in _remarks(image)]
+    if remarks:
+        screen.print()
+    for remark in remarks:
+        screen.print(remark)
 
 
 def show_images(document: Document, as_json: bool) -> None:
@@ -55,8 +85,7 @@ def show_images(document: Document, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(document["images"], indent=2))
         return
-    images = document["images"]
-    console().print(_images(images) if images else NO_IMAGES)
+    _show_images(console(), document["images"])
 
 
 def show_status(document: Document, image: str | None, as_json: bool) -> None:
@@ -78,48 +107,51 @@ def _show_daemon(screen: Console, document: Document) -> None:
     screen.print(f"data path  {path['name'] or 'none: images are fetched whole'}")
     for reason in path["reasons"]:
         screen.print(f"           {reason}")
-    screen.print(f"engine     {daemon['engine']['name']} ({daemon['engine']['reason']})")
-    screen.print(f"keeper     {daemon['keeper']}")
+    engine = daemon["engine"]
+    why = engine["reason"].removeprefix(f"{engine['name']}: ")
+    screen.print(f"engine     {engine['name']} ({why})")
+    losses = daemon["keeper_losses"]
+    lost = f", {several(losses, 'other')} died before it" if losses else ""
+    screen.print(f"keeper     {daemon['keeper']}{lost}")
     misses = document["misses"]
     screen.print(
         f"misses     {misses['asked']} asked, {misses['failed']} failed,"
         f" longest wait {misses['longest_s']:.2f} s"
     )
     for one in document["waiting"]:
-        reads = f"{one['reads']} read" + ("s" if one["reads"] > 1 else "")
+        reads = several(one["reads"], "read")
         waited = f"{one['longest_s']:.0f} s"
         screen.print(f"waiting    {reads} of view {one['view']}, {waited}: {one['why']}")
     for tier, count in sorted(document["tiers"].items()):
         screen.print(f"from {tier}: {size(count)}")
     for job in document["indexing"]:
-        screen.print(f"indexing   {job['layer']}: {job['percent']} % of {size(job['size_bytes'])}")
+        owner = next((f" of {_name(i)}" for i in document["images"] if _has(i, job)), "")
+        done = f"{job['percent']} % of {size(job['size_bytes'])}"
+        screen.print(f"indexing   {job['layer']}{owner}: {done}")
     for note in document["notes"]:
         screen.print(f"note       {note}")
-    for each in document["images"]:
-        _show_troubles(screen, each)
     screen.print()
-    screen.print(_images(document["images"]) if document["images"] else NO_IMAGES)
+    _show_images(screen, document["images"])
 
 
-def _show_troubles(screen: Console, image: Document) -> None:
-    """Layers of which nothing comes just now; in lines, for a reason is too long for a table."""
-    for layer in image["layers"]:
-        if layer["trouble"]:
-            what = f"layer {layer['digest']} of {_name(image)}"
-            screen.print(f"trouble    {what} does not come: {layer['trouble']}")
+def _has(image: Document, job: Document) -> bool:
+    return any(layer["digest"] == job["layer"] for layer in image["layers"])
 
 
 def _only(document: Document, text: str) -> Document:
-    bare = text.removeprefix("sha256:")
+    bare, full = text.removeprefix("sha256:"), text
+    with contextlib.suppress(InvalidArgumentError):
+        full = str(parse_reference(text))
     for image in document["images"]:
         digest = image["manifest"].removeprefix("sha256:")
-        if text in image["names"] or (len(bare) >= 6 and digest.startswith(bare)):
+        if {text, full} & set(image["names"]) or (len(bare) >= 6 and digest.startswith(bare)):
             return dict(image)
     return fail(f"no image {text!r} is known here; `ember images` lists them")
 
 
 def _show_layers(screen: Console, image: Document) -> None:
-    screen.print(f"{_name(image)} {image['manifest']}: {_state(image)}")
+    names = " ".join(image["names"]) or "no name"
+    screen.print(f"{names} {image['manifest']}: {_state(image)}")
     rows = [
         (
             layer["digest"],
@@ -134,6 +166,7 @@ def _show_layers(screen: Console, image: Document) -> None:
     ]
     columns = ("LAYER", "COMPRESSED", "PLAIN", "HERE", "FROM", "INDEX", "STATE")
     screen.print(table(columns, rows))
-    _show_troubles(screen, image)
+    for remark in _remarks(image):
+        screen.print(remark)
     for container in image["containers"]:
         screen.print(f"runs: {container}")

@@ -1,26 +1,21 @@
 """What people read: numbers in words, tables, one place that knows the terminal.
 
-Text that comes from images or from the daemon is never taken for markup. What goes to a pipe has
-no colours and is not folded: each thing stays on its line.
+Text that comes from images or from the daemon is never taken for markup. Each thing stays on one
+line, however narrow the terminal: a name that is broken in two cannot be searched for or copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
-
-_PIPE_COLUMNS = 10_000
 
 
 def console() -> Console:
-    """Stdout: as wide as the terminal, and without an end where it is none."""
-    made = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
-    if not made.is_terminal:
-        made.width = _PIPE_COLUMNS
-    return made
+    """Stdout, with colours where it is a terminal that wants them."""
+    return Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def size(count: float) -> str:
@@ -44,11 +39,12 @@ def several(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table without lines; what is too wide for a terminal goes on below, nothing is cut off."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        made.add_column(column, overflow="fold")
-    for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
-    return made
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Text:
+    """Columns side by side, two blanks between them, and none at the end of a line."""
+    widths = [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (set_cell_size(cell, width) for cell, width in zip(cells, widths, strict=True))
+        return "  ".join(padded).rstrip()
+
+    return Text("\n").join([Text(line(columns), style="bold"), *(Text(line(r)) for r in rows)])
