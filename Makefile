@@ -4,7 +4,8 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: help deps venv build demo test unit lint c-test conformance integration bench clean
+.PHONY: help deps venv build demo test unit lint c-test conformance integration bench
+.PHONY: clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -43,6 +44,9 @@ test: build ## everything: lint, unit, C, conformance, integration with real con
 bench: build ## all measurements, ratios in one run, as JSON (root)
 	@$(PY) -m bench --all
 
-clean: ## remove what the build and the tests made
+clean: ## remove what the build and the tests made (distclean: what they fetched too)
 	rm -rf build dist *.egg-info snapshotter/rpc/pb ioengine/*.so ioengine/_native.c \
 	  ioengine/ember-keeper tests/c/bin .cache/test-logs
+
+distclean: clean ## also remove what was fetched: .cache and the virtual environment
+	rm -rf .cache "$(VENV)" .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -86,7 +86,7 @@ class DaemonOperations:
         self._parts = parts
 
     async def status(self) -> dict[str, Any]:
-        """The status document; docs/status.md says what each field means."""
+        """The status document; docs/commands.md says what each field means."""
         parts = self._parts
         path = parts.data_path
         here = {stored.view: stored for stored in await parts.store.stored()}

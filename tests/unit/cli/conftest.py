@@ -8,9 +8,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from snapshotter.cli.main import app
@@ -36,7 +36,7 @@ class Place:
         )
         self.environment = {"EMBER_CONFIG": str(self.config), "TERM": "xterm", "COLUMNS": "80"}
 
-    def ember(self, *words: str, **environment: str) -> Result:
+    def ember(self, *words: str, **environment: str) -> Any:
         return CliRunner().invoke(
             app, list(words), env=self.environment | environment, prog_name="ember"
         )
