@@ -25,6 +25,7 @@ from snapshotter.errors import UnavailableError
 log = logging.getLogger(__name__)
 
 KEEPER_RETRY_S = 1.0
+_OFF = 'lazy.mode = "off": Ember is a plain overlay snapshotter'
 
 
 class DataPath:
@@ -53,9 +54,13 @@ class DataPath:
 
     @classmethod
     def open(cls, root: Path, state: Path, *, wanted: bool, stored: Mapping[str, int]) -> DataPath:
-        """Probe and set up; a kernel that offers nothing is no error, images are fetched whole."""
-        if not wanted:
-            return cls(None, ('lazy.mode = "off": Ember is a plain overlay snapshotter',))
+        """Probe and set up; a kernel that offers nothing is no error, images are fetched whole.
+
+        Not ``wanted`` it is nevertheless set up where layers are lazy from before: those can be
+        served in no other way.
+        """
+        if not wanted and not _any_lazy(root):
+            return cls(None, (_OFF,))
         views, guarded = root / "views", state / "guarded"
         socket = state / "keeper.sock"
         try:
@@ -79,7 +84,10 @@ class DataPath:
             ) from None
         for remark in keeper.remarks:
             log.warning("keeper: %s", remark)
-        return cls(probe, tuple(probe.reasons), guard, keeper, socket, stored)
+        reasons = tuple(probe.reasons)
+        if not wanted:
+            reasons = (_OFF, "layers that are lazy from before are served on", *reasons)
+        return cls(probe if wanted else None, reasons, guard, keeper, socket, stored)
 
     def descriptors(self) -> dict[str, int]:
         """What must outlive this process, by name, for a service manager's store."""
@@ -201,6 +209,11 @@ def _entrust(socket: Path, descriptors: Mapping[str, int]) -> tuple[Keeper, int]
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
+
+
+def _any_lazy(root: Path) -> bool:
+    """Whether some snapshot is a lazy layer: its directory is a link to a mount."""
+    return any(link.is_symlink() for link in (root / "snapshots").glob("*/fs"))
 
 
 def _outlived(views: Path, guarded: Path, socket: Path, stored: Mapping[str, int]) -> bool:

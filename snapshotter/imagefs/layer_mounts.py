@@ -29,6 +29,9 @@ from snapshotter.unbroken import Unbroken
 
 log = logging.getLogger(__name__)
 
+GRACE_S = 0.1
+"""A mount(2) that has read a link just before it went gets so long to arrive where it led."""
+
 
 @dataclass(slots=True)
 class Mounted:
@@ -224,6 +227,11 @@ class LayerMounts:
         Overlays that stand on one hold it until their own end. Not to be cancelled in between.
         """
         async with self._lock(view):
+            links = [link for m in self.of_view(view) for link in self._users.get(m.target, ())]
+            if links:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._executor, _unlink, links)
+                await asyncio.sleep(GRACE_S)
             for mounted in self.of_view(view):
                 await self._detach(mounted)
             yield
@@ -247,9 +255,7 @@ class LayerMounts:
 
     def _take_down(self, mounted: Mounted, links: set[Path]) -> None:
         """The links go first: a mount that comes too late fails, and sees no empty directory."""
-        for link in links:
-            if link.is_symlink() and link.readlink() == mounted.target:
-                link.unlink(missing_ok=True)
+        _unlink([link for link in links if link.is_symlink() and link.readlink() == mounted.target])
         mounts.unmount(mounted.target, detach=True)
         self._forget(mounted)
 
@@ -284,6 +290,12 @@ def stacks(overlay: mounts.Mount, layers: Collection[Path]) -> bool:
 def _name(mounted: Mounted) -> str:
     """The key that finds an instance; a suspect one is found by nobody who wants to mount."""
     return f"{mounted.key} (suspect {mounted.target.name})" if mounted.suspect else mounted.key
+
+
+def _unlink(links: Iterable[Path]) -> None:
+    for link in links:
+        if link.is_symlink():
+            link.unlink(missing_ok=True)
 
 
 def _link(link: Path, target: Path) -> None:

@@ -36,6 +36,8 @@ async def restore(
             continue
         if data_path.guard is None or not data_path.guard.adopted:
             await _suspect(mounted, mounts, views, names)
+        if data_path.guard is None:
+            continue
         index = shelf.get(mounted.layer)
         if index is None:
             log.error("layer %s is mounted, but its index is gone", mounted.layer)

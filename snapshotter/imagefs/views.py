@@ -18,7 +18,7 @@ from snapshotter.chunks.staging import Staging
 from snapshotter.chunks.store import ViewStore
 from snapshotter.chunks.view import View
 from snapshotter.content import Digest
-from snapshotter.errors import FailedPreconditionError, NotFoundError
+from snapshotter.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from snapshotter.fetch import Road
 from snapshotter.image.index import LayerIndex
 
@@ -83,10 +83,18 @@ class Views:
         return await self._store.whole(view)
 
     async def guard(self, index: LayerIndex) -> None:
-        """Let the guard answer for the view; before it is mounted through the marked path."""
+        """Let the guard answer for the view; before it is mounted through the marked path.
+
+        UnavailableError where there is no guard and the view is not complete.
+        """
         view = await self.open(index)
         while self._store.get(view.digest) is not view:  # let go of in between
             view = await self.open(index)
+        if self._guard is None and not view.complete:
+            raise UnavailableError(
+                f"view {view.digest} is not complete, and there is no lazy data path to fill it"
+                " by: `ember doctor` says what is missing; else remove its image and pull it again"
+            )
         if self._guard is None or view.digest in self._guarded:
             return
         self._guard.unignore(view.path)

@@ -95,7 +95,7 @@ def test_a_mount_that_comes_too_late_fails_and_never_shows_an_empty_layer(at: No
         late = threading.Thread(target=start_late)
         late.start()
         try:
-            for _ in range(60):
+            for _ in range(15):
                 with contextlib.suppress(grpc.RpcError):  # in use just then
                     at.drop(case.reference)
                 ask()
@@ -105,3 +105,24 @@ def test_a_mount_that_comes_too_late_fails_and_never_shows_an_empty_layer(at: No
     assert seen["EMPTY"] == 0, seen
     assert seen["whole"] > 0, seen
     assert seen["too late"] > 0, seen
+
+
+def test_what_is_lazy_already_is_served_with_the_lazy_mode_off(at: Node) -> None:
+    case = pulled(at, "off")
+    assert not at.drop(case.reference).kept
+    with at.mounted(case.chain_id, writable=True) as root:
+        first, *others = sorted(case.rows)
+        at.ember.stop()
+        at.ember.configure(sections={"lazy": {"mode": "off"}})
+        waiting = subprocess.Popen(["cat", root / first], stdout=subprocess.PIPE)
+        at.ember.start()
+        at.connect()
+        assert waiting.communicate(timeout=30)[0] == (root / first).read_bytes()
+        assert all((root / name).read_bytes() for name in others)
+        assert at.image(case.reference)["suspect"] == ""
+    with at.mounted(case.chain_id) as root:
+        assert (root / first).stat().st_size
+    assert "off" in str(at.status()["daemon"]["data_path"])
+    plain = reading_image(b"\x7fELF", "plain")
+    plain.push(at.bed.registry)
+    assert at.pull(plain.reference).lazy_layers == 0
