@@ -280,6 +280,18 @@ def parse(text: str, source: str) -> Config:
         raise ConfigError("\n".join(faults)) from None
 
 
+def differences(one: Section, other: Section, prefix: str = "") -> set[str]:
+    """The keys, as ``fetch.miss_timeout``, whose values differ."""
+    found = set()
+    for name in type(one).model_fields:
+        first, second = getattr(one, name), getattr(other, name)
+        if isinstance(first, Section) and isinstance(second, Section):
+            found |= differences(first, second, f"{prefix}{name}.")
+        elif first != second:
+            found.add(f"{prefix}{name}")
+    return found
+
+
 def load(path: Path | None) -> Config:
     """The configuration at ``path``; None: the default file if it exists, else the defaults."""
     if path is None:

@@ -39,11 +39,16 @@ def remove(daemon: Daemon, image: str, namespace: str, data_only: bool, as_json:
 def drain(daemon: Daemon, as_json: bool) -> None:
     """Show what is left until nothing is."""
     screen = Console(stderr=True, markup=False, highlight=False)
-    last = control_pb2.DrainProgress()
+    last, told = control_pb2.DrainProgress(), 0
     with screen.status("looking at what is mounted") as line:
-        for state in daemon.drain():
+        for number, state in enumerate(daemon.drain()):
             last = state
-            line.update(f"{several(state.views_left, 'view')}, {size(state.bytes_left)} to fetch")
+            left = f"{several(state.views_left, 'view')}, {size(state.bytes_left)} to fetch"
+            line.update(left)
+            # A log wants to know too, if it takes longer than a moment, but not every second.
+            if number and not screen.is_terminal and state.views_left not in (0, told):
+                told = state.views_left
+                typer.echo(f"ember: {left}", err=True)
     failed = list(last.failed)
     if as_json:
         document = {

@@ -23,7 +23,7 @@ from typing import NoReturn
 import uvloop
 
 from snapshotter.cli.connection import EXIT_FAILED, fail
-from snapshotter.config import Config, load
+from snapshotter.config import Config, differences, load
 from snapshotter.daemon import Daemon
 from snapshotter.errors import ConfigError, EmberError
 
@@ -102,8 +102,10 @@ def _reload(config: Config, path: Path | None) -> None:
         log.error("the configuration stays as it was: %s", error)
     else:
         logging.getLogger().setLevel(fresh.log_level.upper())
-        same = fresh.model_copy(update={"log_level": config.log_level}) == config
-        log.info("configuration read again%s", "" if same else "; what changed needs a restart")
+        changed = ", ".join(sorted(differences(config, fresh) - {"log_level"}))
+        log.info(
+            "configuration read again%s", f"; a restart is needed for {changed}" if changed else ""
+        )
     notify("READY=1")
 
 

@@ -98,6 +98,15 @@ class Containerd:
 
     async def snapshotter_exports(self, name: str) -> Mapping[str, str] | None:
         """What the snapshotter plugin ``name`` says of itself, None if containerd has none."""
+        plugin = await self._plugin(name)
+        return dict(plugin.exports) if plugin is not None else None
+
+    async def snapshotter_capabilities(self, name: str) -> list[str]:
+        """What the snapshotter plugin ``name`` is said to be able to do."""
+        plugin = await self._plugin(name)
+        return list(plugin.capabilities) if plugin is not None else []
+
+    async def _plugin(self, name: str) -> introspection_pb2.Plugin | None:
         request = introspection_pb2.PluginsRequest(
             filters=[f"type==io.containerd.snapshotter.v1,id=={json.dumps(name)}"]
         )
@@ -105,7 +114,7 @@ class Containerd:
             reply = await self._introspection.Plugins(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, "plugins of containerd") from None
-        return dict(reply.plugins[0].exports) if reply.plugins else None
+        return reply.plugins[0] if reply.plugins else None
 
     async def has_snapshot(self, namespace: str, snapshotter: str, name: str) -> bool:
         """Whether the snapshot ``name`` is there."""

@@ -33,8 +33,9 @@ class FakeContainerd:
     def is_version(self, version: str) -> None:
         self._answers[VERSION] = reply(b"\n" + bytes([len(version)]) + version.encode())
 
-    def has_plugin(self, exports: Mapping[str, str] | None) -> None:
-        plugins = [] if exports is None else [introspection_pb2.Plugin(id="ember", exports=exports)]
+    def has_plugin(self, exports: Mapping[str, str] | None, *capabilities: str) -> None:
+        plugin = introspection_pb2.Plugin(id="ember", exports=exports, capabilities=capabilities)
+        plugins = [] if exports is None else [plugin]
         answer = introspection_pb2.PluginsResponse(plugins=plugins)
         self._answers[PLUGINS] = reply(answer.SerializeToString())
 

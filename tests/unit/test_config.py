@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.config import Config, Section, load, parse
+from snapshotter.config import Config, Section, differences, load, parse
 from snapshotter.errors import ConfigError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -98,6 +98,12 @@ def test_what_cannot_be_used_is_named_with_file_and_key(text: str, named: str) -
 def test_a_socket_may_be_written_as_the_kubelet_writes_it() -> None:
     config = parse('[containerd]\naddress = "unix:///run/k3s/containerd.sock"', "x")
     assert config.containerd.address == Path("/run/k3s/containerd.sock")
+
+
+def test_what_differs_between_two_files_is_told_by_key() -> None:
+    text = 'log_level = "debug"\n[fetch]\nmiss_timeout = "5m"\nreadahead = 0\n'
+    assert differences(parse("", "x"), parse(text, "x")) == {"log_level", "fetch.readahead"}
+    assert differences(parse(text, "x"), parse(text, "y")) == set()
 
 
 def test_every_fault_of_a_file_is_reported_at_once() -> None:

@@ -7,7 +7,7 @@ been changed since, or lie elsewhere: its place is taken from the process's own 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from snapshotter.errors import ConfigError, EmberError
 from snapshotter.rpc import cri
 from snapshotter.rpc.containerd import Containerd
 
+REBASE = "rebase"
+"""docs/adr/the-capability-rebase-is-not-offered.md says why."""
 _LINES = "docs/install.md has the lines that it needs"
 _RESTART = "then restart containerd"
 
@@ -31,6 +33,7 @@ class Live:
 
     version: str
     exports: Mapping[str, str] | None
+    capabilities: Sequence[str]
     by_cri: bool | None
     labels: bool | None
 
@@ -52,6 +55,7 @@ async def _ask(config: Config) -> Live:
         return Live(
             version,
             exports,
+            await containerd.snapshotter_capabilities(name),
             await cri.uses(containerd, name) if served else None,
             await cri.sends_labels(containerd) if served else None,
         )
@@ -102,7 +106,15 @@ def _joined(
             found = f"containerd has no snapshotter {name!r}"
             yield broken(what, found, f"add {table} to {path}, {_RESTART}: {_LINES}")
         return
-    yield _address(config, live.exports.get("address", ""), path)
+    if REBASE in live.capabilities:
+        found = f"{table} has the capability {REBASE}, with which images come out wrong"
+        yield broken(what, found, f"take it out of {path}, {_RESTART}")
+    else:
+        yield _address(config, live.exports.get("address", ""), path)
+    root = live.exports.get("root", "")
+    if root and Path(root) != config.root:
+        found = f"the kubelet is told that images are in {root}, but they are in {config.root}"
+        yield weak("image place", found, f"set root under the exports of {table}, {_RESTART}")
     yield from _labels(live, file)
     yield from _cri(config, live, file)
 

@@ -117,6 +117,26 @@ def test_a_plugin_that_points_elsewhere_is_broken(place: Place, containerd: Fake
     assert repr(str(place.socket)) in row["way_out"]
 
 
+def test_a_capability_that_breaks_images_is_broken(
+    place: Place, containerd: FakeContainerd
+) -> None:
+    containerd.has_plugin({"address": str(place.socket)}, "remap-ids", "rebase")
+    row = checked(place)["proxy plugin"]
+    assert row["result"] == "fail"
+    assert "capability rebase" in row["found"]
+
+
+def test_a_kubelet_that_looks_elsewhere_is_told_of(
+    place: Place, containerd: FakeContainerd
+) -> None:
+    containerd.has_plugin({"address": str(place.socket), "root": f"{place.directory}/root"})
+    assert "image place" not in checked(place)
+    containerd.has_plugin({"address": str(place.socket), "root": "/var/lib/other"})
+    row = checked(place)["image place"]
+    assert row["result"] == "warn"
+    assert row["found"].startswith("the kubelet is told that images are in /var/lib/other")
+
+
 @pytest.mark.parametrize(
     ("version", "exports", "disabled", "result"),
     [

@@ -177,6 +177,16 @@ def test_a_drain_that_is_not_complete_ends_with_1(place: Place, served: FakeOper
     assert "1 view is not complete" in result.stderr
 
 
+def test_a_drain_that_takes_its_time_tells_a_log_what_is_left(
+    place: Place, served: FakeOperations
+) -> None:
+    left = [(2, 9000), (2, 7000), (2, 6000), (1, 3000), (1, 1000), (0, 0)]
+    served.states = tuple(DrainState(views, size, ()) for views, size in left)
+    result = place.ember("drain")
+    assert (result.exit_code, result.stdout) == (0, "everything that is mounted is here\n")
+    assert result.stderr == "ember: 2 views, 7.0 kB to fetch\nember: 1 view, 3.0 kB to fetch\n"
+
+
 def test_an_image_that_is_not_known_ends_with_1(place: Place, served: FakeOperations) -> None:
     result = place.ember("status", "nginx")
     assert (result.exit_code, result.stdout) == (1, "")
