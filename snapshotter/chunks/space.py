@@ -67,14 +67,20 @@ class Space:
 
         Background work (``demand`` false) is refused too when it would leave too little for others.
         """
-        if not demand and self.free_bytes() < self._limits.keep_free_bytes + length:
-            raise self.full(f"less than {self._limits.keep_free_bytes} bytes would stay free")
+        if not demand:
+            self.check(length)
         try:
             os.posix_fallocate(fd, offset, length)
         except OSError as error:
             if is_full(error):
                 raise self.full(error.strerror or "full") from error
             raise
+
+    def check(self, length: int) -> None:
+        """NoSpaceError if background work that takes ``length`` bytes leaves too little free."""
+        free, kept = self.free_bytes(), self._limits.keep_free_bytes
+        if free < kept + length:
+            raise self.full(f"{length} bytes of {free} would leave less than {kept} free")
 
     def full(self, why: str) -> NoSpaceError:
         """The error for a file system without room."""

@@ -17,6 +17,8 @@ from snapshotter.content import Digest
 from snapshotter.errors import FailedPreconditionError, NoSpaceError, UnavailableError
 
 _ROOM_TRIES = 8
+_STEP_BYTES = 8 * 1024 * 1024
+"""So much is reserved at a time, while there is as much."""
 
 
 class Staging:
@@ -30,6 +32,7 @@ class Staging:
         self.length_bytes = 0
         self._space = space
         self._loop = loop
+        self._reserved_bytes = 0
         self._lock = threading.Lock()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
@@ -51,6 +54,10 @@ class Staging:
     def read(self, offset: int, length: int) -> bytes:
         """Staged bytes, for a view that is open already and takes over what it lacks; blocks."""
         return os.pread(self._fd, length, offset)
+
+    def give_back(self, length: int) -> None:
+        """Keep the first ``length`` bytes only: the others have been taken over; blocks."""
+        os.ftruncate(self._fd, length)
 
     def settle(self, length: int) -> None:
         """Give the file the size of a view of ``length`` bytes and sync it; blocks."""
@@ -74,6 +81,7 @@ class Staging:
             if self._fd < 0:
                 raise FailedPreconditionError(f"the stream of {self.view} was ended already")
             try:
+                self._reserve(offset + len(data))
                 write_all(self._fd, data, offset)
             except OSError as error:
                 if is_full(error):
@@ -82,3 +90,16 @@ class Staging:
                     f"{self.path} cannot be written ({error.strerror}); look at the disk"
                 ) from error
         self.length_bytes = max(self.length_bytes, offset + len(data))
+
+    def _reserve(self, end: int) -> None:
+        """Room for all bytes up to ``end``, which leaves to others what is theirs."""
+        start = self._reserved_bytes
+        if end <= start:
+            return
+        length = max(end - start, _STEP_BYTES)
+        try:
+            self._space.reserve(self._fd, start, length, demand=False)
+        except NoSpaceError:
+            length = end - start
+            self._space.reserve(self._fd, start, length, demand=False)
+        self._reserved_bytes = start + length

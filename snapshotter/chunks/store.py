@@ -177,8 +177,12 @@ class ViewStore:
                 raise FailedPreconditionError(f"{view} is open in a mount and cannot be removed")
             await offload(None, self._remove, view)
 
-    def stage(self, view: Digest) -> Staging:
-        """A place for a whole stream's plain bytes, whose digest is not known to be right yet."""
+    def stage(self, view: Digest, at_least_bytes: int = 0) -> Staging:
+        """A place for a whole stream's plain bytes, whose digest is not known to be right yet.
+
+        NoSpaceError at once if not even ``at_least_bytes`` of it would fit.
+        """
+        self.space.check(at_least_bytes)
         self._staged += 1
         path = self.root / "staging" / f"{view.hex}.{os.getpid()}.{self._staged}"
         return Staging(view, path, self.space, asyncio.get_running_loop())
@@ -245,14 +249,16 @@ class ViewStore:
                 log.exception("upkeep of the chunk store failed; it goes on in a while")
 
     async def _take_over(self, view: View, staging: Staging) -> None:
-        size, first = view.chunk_bytes, 0
-        while first < view.chunk_count:
-            count = min(_COPY_CHUNKS, view.chunk_count - first)
-            data = await offload(None, staging.read, first * size, count * size)
+        """From the end, so that what was taken over needn't be on the disk twice."""
+        size, end = view.chunk_bytes, view.chunk_count
+        while end:
+            first = max(0, end - _COPY_CHUNKS)
+            data = await offload(None, staging.read, first * size, (end - first) * size)
             data = data[: view.length_bytes - first * size]
             parts = [memoryview(data)[at : at + size] for at in range(0, len(data), size)]
             await view.write_run(first, parts, demand=False)
-            first += count
+            await offload(None, staging.give_back, first * size)
+            end = first
 
     def _prepare(self) -> None:
         for name in ("views", "presence", "staging"):

@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client import start_http_server
@@ -121,12 +122,20 @@ async def open_store(config: Config, choice: EngineChoice, clock: Clock, undo: U
     settings = StoreConfig(
         config.root,
         upkeep_s=config.cache.flush_interval,
-        space=SpaceLimits(ballast_bytes=config.cache.ballast),
+        space=space_limits(config),
     )
     store = ViewStore(settings, choice.engine, in_use=mounts.view_is_open, clock=clock)
     await store.start()
     undo.later(store.close)
     return store
+
+
+def space_limits(config: Config) -> SpaceLimits:
+    """A small file system keeps a share of itself free: what is usual would be most of it."""
+    status = os.statvfs(config.root)
+    share = status.f_blocks * status.f_frsize // 16
+    usual = SpaceLimits(ballast_bytes=config.cache.ballast)
+    return replace(usual, keep_free_bytes=min(usual.keep_free_bytes, share))
 
 
 def open_origins(

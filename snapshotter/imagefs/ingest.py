@@ -90,7 +90,7 @@ class Ingest:
     def __init__(
         self,
         streams: Streams,
-        stage: Callable[[Digest], Staging | None],
+        stage: Callable[[Digest, int], Staging | None],
         index_directory: Path,
         on_refused: Callable[[Digest, Digest, str], Coroutine[None, None, None]],
         executor: Executor,
@@ -228,7 +228,8 @@ class Ingest:
                 if keep:
                     registry = job.blob.repository.split("/", 1)[0]
                     with self._rates.streaming(registry) as came:
-                        await self._ingest(job, source, self._stage(job.diff_id), came)
+                        staging = self._stage(job.diff_id, job.blob.size_bytes)
+                        await self._ingest(job, source, staging, came)
                     self._note_streamed(job)
                 else:
                     await self._ingest(job, source, None, _uncounted)

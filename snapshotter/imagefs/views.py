@@ -139,9 +139,9 @@ class Views:
         else:
             log.info("view %s is complete; reads of it cost no events any more", view.digest)
 
-    def stage(self, view: Digest) -> StagedView:
+    def stage(self, view: Digest, at_least_bytes: int) -> StagedView:
         """A place for a whole stream of plain bytes."""
-        return StagedView(self._store, self._store.stage(view))
+        return StagedView(self._store, self._store.stage(view, at_least_bytes))
 
     async def by_inode(self, inode: int) -> Digest | None:
         """Whose file the inode is; looked up on disk if the guard was never told of it."""

@@ -122,9 +122,39 @@ async def test_a_whole_stream_that_finds_no_room_leaves_nothing(
     with pytest.raises(NoSpaceError):
         for offset in range(0, LENGTH, MIB):
             await asyncio.to_thread(staging.sink, offset, memoryview(DATA)[offset : offset + MIB])
+    assert 2 * MIB - CHUNK_BYTES <= store.space.free_bytes() < 4 * MIB
+    assert (small / "ballast").stat().st_size == 4 * MIB
     await asyncio.to_thread(staging.discard)
     assert list((small / "staging").iterdir()) == []
     assert store.space.free_bytes() > 10 * MIB
+    await store.close()
+
+
+async def test_a_stream_that_cannot_fit_is_refused_before_its_first_byte(
+    small: Path, engine: ThreadEngine
+) -> None:
+    store = await started(small, engine)
+    with pytest.raises(NoSpaceError, match=f"{LENGTH} bytes of .* would leave less than"):
+        store.stage(VIEW, LENGTH)
+    assert list((small / "staging").iterdir()) == []
+    store.stage(VIEW, 10 * MIB).discard()
+    await store.close()
+
+
+async def test_a_stream_is_taken_over_by_an_open_view_without_room_for_it_twice(
+    small: Path, engine: ThreadEngine
+) -> None:
+    store = await started(small, engine)
+    length = 14 * MIB
+    view = await store.open(VIEW, length, digest)
+    await view.write(3, chunk(3), demand=True)
+    staging = store.stage(VIEW, length)
+    await asyncio.to_thread(staging.sink, 0, memoryview(DATA)[:length])
+    assert store.space.free_bytes() < length
+    sealed = await store.seal(staging, length, digest)
+    assert sealed is view and view.complete
+    assert view.path.read_bytes() == DATA[:length]
+    assert list((small / "staging").iterdir()) == []
     await store.close()
 
 

@@ -19,7 +19,13 @@ from pathlib import Path
 import pytest
 
 from snapshotter.content import BlobRef, Digest
-from snapshotter.errors import CorruptError, EmberError, RefusedError, UnavailableError
+from snapshotter.errors import (
+    CorruptError,
+    EmberError,
+    NoSpaceError,
+    RefusedError,
+    UnavailableError,
+)
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.rates import Rates
@@ -71,6 +77,7 @@ class Scene:
         self.faulty = 1000
         self.suspected: list[BlobRef] = []
         self.staged: list[Staged] = []
+        self.room_bytes = 1 << 30
         self.directory = directory
         self.refused: list[tuple[Digest, str]] = []
         self.ingest = Ingest(
@@ -94,7 +101,9 @@ class Scene:
         if self.error is not None and self.opened <= self.faulty:
             raise self.error
 
-    def stage(self, view: Digest) -> Staged:
+    def stage(self, view: Digest, at_least_bytes: int) -> Staged:
+        if at_least_bytes > self.room_bytes:
+            raise NoSpaceError("no space for chunks")
         self.staged.append(Staged())
         return self.staged[-1]
 
@@ -201,6 +210,16 @@ async def test_waiting_ends_at_its_limit_and_the_work_goes_on(scene: Scene) -> N
     assert scene.ingest.running(blob.digest, sha256(PLAIN))
     scene.gate.set()
     assert await scene.ingest.wait(job, 30)
+
+
+async def test_a_layer_that_cannot_fit_is_not_asked_for(scene: Scene) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    scene.room_bytes = blob.size_bytes - 1
+    with pytest.raises(NoSpaceError):
+        await scene.ingest.wait(scene.ingest.start(blob, sha256(PLAIN)), 30)
+    assert scene.opened == 0
+    scene.room_bytes += 1
+    assert await scene.ingest.wait(scene.ingest.start(blob, sha256(PLAIN)), 30)
 
 
 async def test_no_more_layers_are_streamed_at_once_than_allowed(scene: Scene) -> None:
