@@ -110,13 +110,17 @@ class IdleIndexer:
 
         job = self._ingest.start_from(blob, layer.diff_id, source)
         try:
-            await self._ingest.wait(job, PULL_LIMIT_S)
+            indexed = await self._ingest.wait(job, PULL_LIMIT_S)
         except EmberError as error:
             if error.retryable:  # above all a full disk: the blob stays, and so does the wish
                 self._again(wanted)
             log.warning("layer %s is not indexed: %s", layer.blob, error)
         else:
-            log.info("layer %s is indexed; its next start can be lazy", layer.blob)
+            if indexed:
+                log.info("layer %s is indexed; its next start can be lazy", layer.blob)
+            else:
+                self._again(wanted)
+                log.warning("layer %s is not indexed after %g s", layer.blob, PULL_LIMIT_S)
 
     def _again(self, wanted: _Wanted) -> None:
         now_s = self._clock.monotonic_s()

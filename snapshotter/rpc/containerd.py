@@ -7,19 +7,16 @@ it waits for this very daemon.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 from google.protobuf import empty_pb2
 
 from snapshotter.content import Digest
-from snapshotter.errors import EmberError, UnavailableError
+from snapshotter.errors import EmberError
+from snapshotter.rpc.blob_writer import BlobWriter, Descriptor, metadata_for
 from snapshotter.rpc.image_records import Record
 from snapshotter.rpc.pb.containerd.services.containers.v1 import containers_pb2, containers_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.content.v1 import content_pb2, content_pb2_grpc
@@ -35,37 +32,22 @@ from snapshotter.rpc.pb.containerd.services.namespaces.v1 import (
 from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2, snapshots_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.version.v1 import version_pb2_grpc
 from snapshotter.rpc.pb.containerd.types import descriptor_pb2
-from snapshotter.rpc.remote import error_from_rpc
+from snapshotter.rpc.remote import error_from_rpc, within
 
 MESSAGE_BYTES = 16 * 1024 * 1024
 _CRI_LABEL = "io.cri-containerd.image"
-_WRITE_BYTES = 1024 * 1024
+MESSAGE_S = 120.0
+"""Within this each message of a long transfer must come: a commit syncs gigabytes first."""
 _CHANGE_S = 30.0
-_LOCKED_S = 3600.0
-_LOCKED_FIRST_PAUSE_S = 0.02
-_LOCKED_MOST_PAUSE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Descriptor:
-    """A blob as a manifest names it."""
-
-    media_type: str
-    digest: Digest
-    size_bytes: int
-
-
-def metadata_for(namespace: str, lease: str | None = None) -> tuple[tuple[str, str], ...]:
-    head = (("containerd-namespace", namespace),)
-    return (*head, ("containerd-lease", lease)) if lease else head
 
 
 class Containerd:
     """One channel to containerd's socket; created closed, connects by itself, reconnects too."""
 
-    def __init__(self, address: Path, timeout_s: float) -> None:
+    def __init__(self, address: Path, timeout_s: float, message_s: float = MESSAGE_S) -> None:
         self.address = address
         self._timeout_s = timeout_s
+        self._message_s = message_s
         self.channel = grpc.aio.insecure_channel(
             f"unix:{address}",
             options=[
@@ -146,7 +128,7 @@ class Containerd:
         """A small blob (a manifest, a config) whole; refuses more than ``limit_bytes``."""
         parts: list[bytes] = []
         size = 0
-        async with asyncio.timeout(self._timeout_s):
+        async with within(self._timeout_s, f"reading {digest} from containerd"):
             async for part in self.stream_blob(namespace, digest):
                 size += len(part)
                 if size > limit_bytes:
@@ -156,14 +138,18 @@ class Containerd:
 
     async def stream_blob(self, namespace: str, digest: Digest) -> AsyncIterator[bytes]:
         """The bytes of a blob of containerd's content store, in order."""
-        call = self._content.Read(
-            content_pb2.ReadContentRequest(digest=str(digest)), metadata=metadata_for(namespace)
-        )
+        request = content_pb2.ReadContentRequest(digest=str(digest))
+        call = self._content.Read(request, metadata=metadata_for(namespace))
+        doing = f"reading {digest} from containerd"
         try:
-            async for reply in call:
+            while True:
+                async with within(self._message_s, doing):
+                    reply = await call.read()
+                if not isinstance(reply, content_pb2.ReadContentResponse):
+                    return
                 yield reply.data
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, f"reading {digest} from containerd") from None
+            raise error_from_rpc(error, doing) from None
         finally:
             call.cancel()
 
@@ -176,7 +162,7 @@ class Containerd:
         labels: Mapping[str, str],
     ) -> None:
         """Put a blob into the content store under ``lease``; containerd verifies its digest."""
-        writer = BlobWriter(self._content, namespace, lease, descriptor)
+        writer = BlobWriter(self._content, namespace, lease, descriptor, self._message_s)
         await writer.write(data, labels)
 
     async def put_image(self, namespace: str, name: str, target: Descriptor) -> None:
@@ -253,115 +239,3 @@ class Containerd:
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, "containers of containerd") from None
         return [(c.id, c.image) for c in reply.containers if c.snapshotter == snapshotter]
-
-
-class BlobWriter:
-    """One write into containerd's content store: stat, write on from there, commit."""
-
-    def __init__(
-        self,
-        content: content_pb2_grpc.ContentStub,
-        namespace: str,
-        lease: str,
-        descriptor: Descriptor,
-    ) -> None:
-        self._content = content
-        self._metadata = metadata_for(namespace, lease)
-        self._descriptor = descriptor
-        self._ref = f"ember-{descriptor.digest}"
-
-    async def write(self, data: AsyncIterator[bytes], labels: Mapping[str, str]) -> None:
-        """Send ``data`` from its start; a leftover of an earlier try is thrown away first.
-
-        A blob that is there already gets ``labels`` beside those that it has: without its
-        reference to our snapshots, an image pulled for another snapshotter would not keep them.
-        """
-        digest = self._descriptor.digest
-        try:
-            try:
-                await self._send(data, labels)
-            except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.ALREADY_EXISTS:
-                    raise
-                await self._label(labels)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, f"writing {digest} to containerd") from None
-
-    async def _label(self, labels: Mapping[str, str]) -> None:
-        if not labels:
-            return
-        request = content_pb2.UpdateRequest(
-            info=content_pb2.Info(digest=str(self._descriptor.digest), labels=dict(labels)),
-            update_mask={"paths": [f"labels.{key}" for key in labels]},
-        )
-        await self._content.Update(request, metadata=self._metadata, timeout=_CHANGE_S)
-
-    async def _open(self, common: Mapping[str, Any]) -> tuple[Any, int]:
-        """A write that is ours, and the offset that it stands at.
-
-        While another client writes the same blob containerd locks us out; as its own clients do,
-        we come back until that one is done (then the blob is there) or has given up.
-        """
-        loop = asyncio.get_running_loop()
-        until_s, pause_s = loop.time() + _LOCKED_S, _LOCKED_FIRST_PAUSE_S
-        while True:
-            call = self._content.Write(metadata=self._metadata)
-            try:
-                await call.write(content_pb2.WriteContentRequest(action=content_pb2.STAT, **common))
-                return call, (await _next(call)).offset
-            except grpc.aio.AioRpcError as error:
-                if not _is_locked(error) or loop.time() > until_s:
-                    raise
-            except BaseException:
-                call.cancel()
-                raise
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, _LOCKED_MOST_PAUSE_S)
-
-    async def _send(self, data: AsyncIterator[bytes], labels: Mapping[str, str]) -> None:
-        common = {
-            "ref": self._ref,
-            "total": self._descriptor.size_bytes,
-            "expected": str(self._descriptor.digest),
-        }
-        call, skip = await self._open(common)
-        try:
-            offset = 0
-            async for block in data:
-                for start in range(0, len(block), _WRITE_BYTES):
-                    part = block[start : start + _WRITE_BYTES]
-                    if offset + len(part) > skip:
-                        fresh = part[max(0, skip - offset) :]
-                        await call.write(
-                            content_pb2.WriteContentRequest(
-                                action=content_pb2.WRITE,
-                                offset=offset + len(part) - len(fresh),
-                                data=fresh,
-                                **common,
-                            )
-                        )
-                        await _next(call)
-                    offset += len(part)
-            await call.write(
-                content_pb2.WriteContentRequest(
-                    action=content_pb2.COMMIT,
-                    offset=offset,
-                    labels=dict(labels),
-                    **common,
-                )
-            )
-            await _next(call)
-            await call.done_writing()
-        finally:
-            call.cancel()
-
-
-def _is_locked(error: grpc.aio.AioRpcError) -> bool:
-    return error.code() == grpc.StatusCode.UNAVAILABLE and "locked" in str(error.details())
-
-
-async def _next(call: Any) -> content_pb2.WriteContentResponse:
-    reply = await call.read()
-    if not isinstance(reply, content_pb2.WriteContentResponse):
-        raise UnavailableError("containerd ended a write to its content store without an answer")
-    return reply

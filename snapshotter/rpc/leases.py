@@ -19,7 +19,8 @@ import grpc
 
 from snapshotter.clock import Clock
 from snapshotter.errors import EmberError
-from snapshotter.rpc.containerd import Containerd, metadata_for
+from snapshotter.rpc.blob_writer import metadata_for
+from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.pb.containerd.services.leases.v1 import leases_pb2, leases_pb2_grpc
 from snapshotter.rpc.remote import error_from_rpc
 

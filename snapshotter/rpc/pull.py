@@ -25,7 +25,8 @@ from snapshotter.errors import (
 from snapshotter.imagefs.documents import chain_ids
 from snapshotter.oci.documents import OCI_CONFIG
 from snapshotter.oci.resolver import ResolvedImage
-from snapshotter.rpc.containerd import Containerd, Descriptor, metadata_for
+from snapshotter.rpc.blob_writer import Descriptor, metadata_for
+from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.pb.containerd.services.diff.v1 import diff_pb2, diff_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2, snapshots_pb2_grpc

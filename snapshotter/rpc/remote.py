@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
 import grpc
 
 from snapshotter import errors
@@ -27,6 +31,18 @@ def error_from_rpc(error: grpc.aio.AioRpcError, doing: str) -> errors.EmberError
     """The error class that fits the code; the message says what was being done."""
     kind = _CLASSES.get(error.code(), errors.EmberError)
     return kind(f"{doing}: {_words(error)}")
+
+
+@contextlib.asynccontextmanager
+async def within(limit_s: float, doing: str) -> AsyncIterator[None]:
+    """DeadlineError if the block takes longer."""
+    try:
+        async with asyncio.timeout(limit_s) as deadline:
+            yield
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise errors.DeadlineError(f"{doing}: no answer within {limit_s:g} s") from None
 
 
 def _words(error: grpc.aio.AioRpcError) -> str:

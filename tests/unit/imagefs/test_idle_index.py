@@ -15,7 +15,7 @@ from snapshotter.errors import NoSpaceError, NotFoundError
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.decision import ImageDocument
 from snapshotter.imagefs.idle_index import POLL_S, PULL_LIMIT_S, RETRY_S, IdleIndexer
-from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.ingest import Ingest, Job
 from snapshotter.imagefs.rates import Rates
 from snapshotter.imagefs.shelf import Shelf
 from tests.cases.tars import file, layer
@@ -41,7 +41,7 @@ class Scene:
         self.refused: list[Digest] = []
         self.ingest = Ingest(
             self,
-            lambda view: None,
+            lambda view, at_least_bytes: None,
             directory,
             self.refuse,
             pool,
@@ -138,6 +138,26 @@ async def test_it_waits_while_first_pulls_go_on(scene: Scene) -> None:
     await scene.settled()
     await scene.poll(2)
     assert scene.read == [sha256(plain)]
+
+
+async def test_a_layer_that_is_not_indexed_in_time_is_wanted_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def not_in_time(job: Job, wait_s: float) -> bool:
+        return False
+
+    plain = layer(file(b"one", b"1"))
+    scene.stored[sha256(plain)] = plain
+    scene.full = True
+    with monkeypatch.context() as patched:
+        patched.setattr(scene.ingest, "wait", not_in_time)
+        scene.want(layer_of(plain))
+        await asyncio.sleep(0)
+        await scene.poll(2)
+    assert f"{sha256(plain)} is not indexed after" in caplog.text
+    scene.full = False
+    await scene.poll(int(RETRY_S / POLL_S) + 2)
+    assert scene.shelf.get(sha256(plain)) is not None
 
 
 async def test_what_is_refused_or_never_comes_does_not_stop_the_others(scene: Scene) -> None:
