@@ -24,7 +24,12 @@ from snapshotter import __version__
 from snapshotter.chunks.store import ViewStore
 from snapshotter.clock import Clock
 from snapshotter.content import Digest
-from snapshotter.errors import EmberError, InvalidArgumentError, NotFoundError
+from snapshotter.errors import (
+    EmberError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 from snapshotter.fetch import Road
 from snapshotter.imagefs.catalog import Catalog, Image, Layer
 from snapshotter.imagefs.datapath import DataPath
@@ -226,9 +231,15 @@ class DaemonOperations:
         default one; an empty ``platform`` is this node's.
         """
         parts = self._parts
-        namespace = namespace or await cri.home(parts.containerd, parts.snapshotter)
         wanted = Platform.parse(platform) if platform else host_platform()
-        await parts.containerd.version()  # before anything of a pull that can't succeed is known
+        # Asked before anything is known of an image that cannot come.
+        if await parts.containerd.snapshotter_exports(parts.snapshotter) is None:
+            raise FailedPreconditionError(
+                f"containerd at {parts.containerd.address} has no snapshotter"
+                f" {parts.snapshotter!r}; docs/install.md has the lines"
+                " that it needs, `ember doctor` checks them"
+            )
+        namespace = namespace or await cri.home(parts.containerd, parts.snapshotter)
         resolved = await parts.registry.resolve(parse_reference(image), wanted)
         if platform and wanted.rank(resolved.platform) is None:
             raise NotFoundError(f"{image} is for {resolved.platform}, not for {wanted}")

@@ -57,7 +57,10 @@ class AuthorizingSender:
             owner = candidate.source.name if candidate.source else "no credentials"
             refusals.append(f"{owner}: {refusal}")
         told = "; ".join([*refusals, *search.problems])
-        raise UnauthorizedError(f"{without_query(request.url)}: nothing is let in ({told})")
+        raise UnauthorizedError(
+            f"{without_query(request.url)}: the registry lets in none of the credentials that Ember"
+            f" has ({told}); docs/private-registries.md says where they come from"
+        )
 
     def let_in(self, host: Host, repository: str) -> Credential | None:
         """The credential that ``host`` let in last; None if it asked for none, or never was."""

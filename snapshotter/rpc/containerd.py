@@ -95,7 +95,7 @@ class Containerd:
         try:
             reply = await self._introspection.Plugins(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, "plugins of containerd") from None
+            raise error_from_rpc(error, f"containerd at {self.address}") from None
         return reply.plugins[0] if reply.plugins else None
 
     async def has_snapshot(self, namespace: str, snapshotter: str, name: str) -> bool:

@@ -35,6 +35,7 @@ class Live:
     exports: Mapping[str, str] | None
     capabilities: Sequence[str]
     by_cri: bool | None
+    images_at: Path | None
     labels: bool | None
 
     @property
@@ -51,12 +52,14 @@ async def _ask(config: Config) -> Live:
     try:
         version = await containerd.version()
         exports = await containerd.snapshotter_exports(name)
-        served = await cri.image_root(containerd) is not None
+        place = await cri.image_root(containerd)
+        served = place is not None
         return Live(
             version,
             exports,
             await containerd.snapshotter_capabilities(name),
             await cri.uses(containerd, name) if served else None,
+            place,
             await cri.sends_labels(containerd) if served else None,
         )
     finally:
@@ -111,10 +114,6 @@ def _joined(
         yield broken(what, found, f"take it out of {path}, {_RESTART}")
     else:
         yield _address(config, live.exports.get("address", ""), path)
-    root = live.exports.get("root", "")
-    if root and Path(root) != config.root:
-        found = f"the kubelet is told that images are in {root}, but they are in {config.root}"
-        yield weak("image place", found, f"set root under the exports of {table}, {_RESTART}")
     yield from _labels(live, file)
     yield from _cri(config, live, file)
 
@@ -158,6 +157,16 @@ def _labels(live: Live, file: ContainerdConfig | None) -> Iterator[Check]:
     yield tried("image labels", sent, "containerd sends them" if sent else missing, way_out)
 
 
+def _place(config: Config, told: Path) -> Check:
+    """Where the kubelet looks, to see how full the place of its images is."""
+    if told.exists() and told.resolve() == config.root.resolve():
+        return well("image place", f"the kubelet looks at {told}")
+    found = f"the kubelet is told that images are in {told}, and they are in {config.root}"
+    if told.name.startswith("io.containerd."):
+        return weak("image place", found, f"ln -s {config.root} {told}")
+    return weak("image place", found, f"set root under the plugin's exports, {_RESTART}")
+
+
 def _cri(config: Config, live: Live, file: ContainerdConfig | None) -> Iterator[Check]:
     name = config.containerd.snapshotter
     if live.by_cri is None:
@@ -166,6 +175,8 @@ def _cri(config: Config, live: Live, file: ContainerdConfig | None) -> Iterator[
         found = "pods' images go to Ember" if live.by_cri else "pods' images go elsewhere"
         table = file.cri_table if file is not None else "CRI's table"
         yield tried("CRI", live.by_cri, found, f'snapshotter = "{name}" in {table}, {_RESTART}')
+    if live.by_cri and live.images_at is not None:
+        yield _place(config, live.images_at)
     if live.generation >= (2, 0):
         units = file.unpacks_into if file is not None else None
         taken = name in units if units is not None else False

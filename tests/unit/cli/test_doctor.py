@@ -129,12 +129,20 @@ def test_a_capability_that_breaks_images_is_broken(
 def test_a_kubelet_that_looks_elsewhere_is_told_of(
     place: Place, containerd: FakeContainerd
 ) -> None:
-    containerd.has_plugin({"address": str(place.socket), "root": f"{place.directory}/root"})
-    assert "image place" not in checked(place)
-    containerd.has_plugin({"address": str(place.socket), "root": "/var/lib/other"})
-    row = checked(place)["image place"]
-    assert row["result"] == "warn"
-    assert row["found"].startswith("the kubelet is told that images are in /var/lib/other")
+    root = place.directory / "root"
+    root.mkdir()
+    for told, way_out in (
+        (place.directory / "other", "set root under the plugin's exports"),
+        (place.directory / "io.containerd.snapshotter.v1.ember", f"ln -s {root} "),
+    ):
+        containerd.has_plugin({"address": str(place.socket), "root": str(told)})
+        containerd.serves_cri(str(told))
+        row = checked(place)["image place"]
+        assert row["result"] == "warn"
+        assert row["found"].startswith(f"the kubelet is told that images are in {told}")
+        assert row["way_out"].startswith(way_out)
+        told.symlink_to(root)
+        assert checked(place)["image place"]["result"] == "ok"
 
 
 @pytest.mark.parametrize(

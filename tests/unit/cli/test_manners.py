@@ -84,6 +84,48 @@ def test_help_of_every_command_is_plain_text_on_stdout(place: Place, words: list
         assert words == [] or "EMBER_CONFIG" in text
 
 
+STARTS_PROGRAMS = """
+import snapshotter.cli.main
+import asyncio, sys
+import grpc.aio
+
+async def main(path):
+    server = grpc.aio.server()
+    server.add_insecure_port(path)
+    await server.start()
+    channel = grpc.aio.insecure_channel(path)
+    call = channel.unary_unary("/none/none")
+
+    async def ask():
+        for _ in range(200):
+            try:
+                await call(b"")
+            except grpc.aio.AioRpcError:
+                pass
+
+    async def start():
+        for _ in range(20):
+            await (await asyncio.create_subprocess_exec("true")).wait()
+
+    await asyncio.gather(ask(), start())
+    await channel.close()
+    await server.stop(None)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_programs_that_are_started_beside_calls_write_nothing_into_the_log(place: Place) -> None:
+    ended = subprocess.run(
+        [PROGRAM[0], "-c", STARTS_PROGRAMS, f"unix:{place.directory}/g"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_the_version_is_told_without_a_configuration(place: Place) -> None:
     result = place.ember("--version", EMBER_CONFIG="/nonexistent")
     assert result.exit_code == 0
