@@ -14,6 +14,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+QUIET_S = 60.0
+"""A disk that stays full is said so once in so long; each read that fails has its own line."""
 
 Evict = Callable[[int], Awaitable[int]]
 """Free at least so many bytes, if possible; answers how many became free."""
@@ -61,6 +65,7 @@ class Space:
         self._evict = evict
         self._evicting: asyncio.Task[int] | None = None
         self._ballast_lock = threading.Lock()
+        self._complained_s = -QUIET_S
 
     def reserve(self, fd: int, offset: int, length: int, *, demand: bool) -> None:
         """Allocate [offset, offset + length) of ``fd``; NoSpaceError names the file system.
@@ -88,6 +93,13 @@ class Space:
             f"no space for chunks under {self._root}: {why}; "
             "free some, or remove images with `ember rm --data`"
         )
+
+    def complain(self, text: str) -> None:
+        """Say loudly that a write found no room, unless that was said just now."""
+        now_s = time.monotonic()
+        if now_s - self._complained_s >= QUIET_S:
+            self._complained_s = now_s
+            log.error("%s", text)
 
     def free_bytes(self) -> int:
         """Bytes that an unprivileged writer could still have (statvfs(3), f_bavail)."""

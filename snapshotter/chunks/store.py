@@ -29,13 +29,13 @@ from snapshotter.chunks.offload import offload
 from snapshotter.chunks.presence import Header, Presence, boot_id, read_presence
 from snapshotter.chunks.space import Evict, Space, SpaceLimits, evict_nothing, is_full
 from snapshotter.chunks.staging import Staging
+from snapshotter.chunks.upkeep import Upkeep
 from snapshotter.chunks.verify import ChunkDigests
 from snapshotter.chunks.view import View, ViewServices
 from snapshotter.clock import Clock, SystemClock
 from snapshotter.content import CHUNK_BYTES, Digest
 from snapshotter.errors import (
     CorruptError,
-    EmberError,
     FailedPreconditionError,
     RefusedError,
 )
@@ -100,20 +100,19 @@ class ViewStore:
         self._locks: dict[Digest, asyncio.Lock] = {}
         self._lock_users: Counter[Digest] = Counter()
         self._work = Unbroken()
-        self._upkeep: asyncio.Task[None] | None = None
+        self._upkeep = Upkeep(
+            self.views, self.space, self._clock, config.upkeep_s, config.prove_chunks
+        )
         self._staged = 0
 
     async def start(self) -> None:
         """Make the directories, drop unfinished streams, fill the ballast, begin the upkeep."""
         await offload(None, self._prepare)
-        self._upkeep = asyncio.create_task(self._keep_up(), name="chunks-upkeep")
+        self._upkeep.start()
 
     async def close(self) -> None:
         """Flush and close every view in order; no guard uses their bitmaps any more."""
-        if self._upkeep is not None:
-            self._upkeep.cancel()
-            await asyncio.gather(self._upkeep, return_exceptions=True)
-            self._upkeep = None
+        await self._upkeep.stop()
         await self._work.close(CLOSE_WAIT_S)
         for view in list(self._open):
             await self.release(view)
@@ -228,25 +227,7 @@ class ViewStore:
 
     async def flush(self) -> None:
         """Make durable what is readable, in all views; failures are logged, and tried again."""
-        for view in self.views():
-            try:
-                await view.flush()
-            except EmberError as error:
-                log.error("flushing %s failed: %s", view.digest, error)
-            except OSError as error:
-                log.error("flushing %s failed: %s", view.digest, error)
-
-    async def _keep_up(self) -> None:
-        while True:
-            await self._clock.sleep(self._config.upkeep_s)
-            try:
-                await self.flush()
-                for view in self.views():
-                    if view.unproved():
-                        await view.prove(self._config.prove_chunks)
-                await offload(None, self.space.refill_ballast)
-            except Exception:
-                log.exception("upkeep of the chunk store failed; it goes on in a while")
+        await self._upkeep.turn()
 
     async def _take_over(self, view: View, staging: Staging) -> None:
         """From the end, so that what was taken over needn't be on the disk twice."""

@@ -7,7 +7,6 @@ it. It does not know where bytes come from or who reads them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from snapshotter.chunks.space import Space
 from snapshotter.chunks.verify import ChunkDigests, chunk_length, verify_chunk
 from snapshotter.content import Digest, Extent
 from snapshotter.errors import CorruptError, NoSpaceError
-
-log = logging.getLogger(__name__)
 
 _ROOM_TRIES = 8
 
@@ -249,7 +246,7 @@ class View:
                 return bool(await offload(self._services.pool, step))
             except NoSpaceError as error:
                 if not await self._services.space.make_room(length, demand=demand):
-                    log.error("%s: %s", self.digest, error)
+                    self._services.space.complain(f"{self.digest}: {error}")
                     raise
         return bool(await offload(self._services.pool, step))
 

@@ -1,7 +1,7 @@
-"""The lines of the log about reads that failed: view, range and reason of each.
+"""The lines of the log about reads that failed: file, range and reason of each.
 
 Invariant: no failed read is left out. A storm's first lines are written one by one, the others are
-summed up per view when the moment is over, so that a lost registry does not fill the disk.
+summed up per file when the moment is over, so that a lost registry does not fill the disk.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import logging
 from dataclasses import dataclass
 
 from snapshotter.clock import Clock
-from snapshotter.content import Digest, Extent
+from snapshotter.content import Extent
 
 log = logging.getLogger(__name__)
 
 MOMENT_S = 5.0
 LINES_EACH_MOMENT = 32
-_MOST_VIEWS = 256
+_MOST_FILES = 256
 
 
 @dataclass(slots=True)
 class _Sum:
-    """Reads of one view (None: of those beyond the bound) that got no line of their own."""
+    """Reads of one file (None: of those beyond the bound) that got no line of their own."""
 
     count: int
     start: int
@@ -36,24 +36,24 @@ class Complaints:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lines = 0
-        self._sums: dict[Digest | None, _Sum] = {}
+        self._sums: dict[str | None, _Sum] = {}
         self._moment: asyncio.Task[None] | None = None
 
-    def add(self, view: Digest, extent: Extent, why: str) -> None:
-        """A reader of ``extent`` of ``view`` gets an error."""
+    def add(self, file: str, extent: Extent, why: str) -> None:
+        """A reader of ``extent`` of ``file``, as a line names it, gets an error."""
         if self._moment is None:
             self._moment = asyncio.create_task(self._pass(), name="failed reads")
         if self._lines < LINES_EACH_MOMENT:
             self._lines += 1
             log.error(
-                "a reader of view %s gets an error for bytes %d to %d: %s",
-                view,
+                "a reader of %s gets an error for bytes %d to %d: %s",
+                file,
                 extent.offset,
                 extent.end,
                 why,
             )
             return
-        key = view if view in self._sums or len(self._sums) < _MOST_VIEWS else None
+        key = file if file in self._sums or len(self._sums) < _MOST_FILES else None
         known = self._sums.get(key)
         if known is None:
             self._sums[key] = _Sum(1, extent.offset, extent.end, why)
@@ -76,12 +76,12 @@ class Complaints:
     def _over(self) -> None:
         self._moment, self._lines = None, 0
         sums, self._sums = self._sums, {}
-        for view, one in sums.items():
+        for file, one in sums.items():
             log.error(
                 "%d more readers of %s got errors within %g s, for bytes between %d and %d;"
                 " the last: %s",
                 one.count,
-                f"view {view}" if view is not None else "other views",
+                file or "other files",
                 MOMENT_S,
                 one.start,
                 one.end,

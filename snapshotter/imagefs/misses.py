@@ -148,7 +148,7 @@ class MissPump:
         try:
             end = await self._views.length(view)
         except (EmberError, OSError) as error:
-            self._complaints.add(view, Extent(offset, length or 0), str(error))
+            self._complaints.add(f"view {view}", Extent(offset, length or 0), str(error))
             return None, errno.EIO
         stop = end if length is None else min(offset + length, end)
         return (Extent(offset, stop - offset) if stop > offset else None), None
@@ -190,14 +190,8 @@ class MissPump:
         except (EmberError, OSError) as error:
             view, why = None, str(error)
         if view is None:
-            log.error(
-                "process %d gets an error for bytes %d to %d of an unknown file (inode %d): %s",
-                miss.pid,
-                miss.offset,
-                miss.offset + (miss.length or 0),
-                miss.inode,
-                why,
-            )
+            file = f"an unknown file (inode {miss.inode}, process {miss.pid})"
+            self._complaints.add(file, Extent(miss.offset, miss.length or 0), why)
         return view
 
     async def _read_ahead(self, view: Digest, offset: int) -> None:
@@ -240,14 +234,14 @@ class MissPump:
             with self.waiting.during(view, extent):
                 await self._ensure(view, extent)
         except NoSpaceError as error:
-            self._complaints.add(view, extent, str(error))
+            self._complaints.add(f"view {view}", extent, str(error))
             return errno.ENOSPC
         except EmberError as error:
-            self._complaints.add(view, extent, str(error))
+            self._complaints.add(f"view {view}", extent, str(error))
             return errno.EIO
         except Exception as error:
             log.exception("filling %s at %d failed", view, extent.offset)
-            self._complaints.add(view, extent, f"{type(error).__name__}: {error}")
+            self._complaints.add(f"view {view}", extent, f"{type(error).__name__}: {error}")
             return errno.EIO
         return None
 
