@@ -20,7 +20,9 @@ from snapshotter.oci.recollection import Recollection
 
 _RECHECK_S = 10.0
 _LEARNT_S = 600.0
-_SILENT_S = 30.0
+_FAILED_S = 30.0
+"""For how long the first failure of a host counts; each that follows when it is tried again counts
+twice as long, up to _LEARNT_S: a reader pays for each try."""
 
 
 class HostBook:
@@ -35,7 +37,8 @@ class HostBook:
         self._loaded: Recollection[str, tuple[object, list[Host]]] = Recollection(clock, 86400)
         self._rangeless: Recollection[tuple[str, str], bool] = Recollection(clock, _LEARNT_S)
         self._notes = itertools.count(1)
-        self._failed: Recollection[str, int] = Recollection(clock, _SILENT_S)
+        self._failed: Recollection[str, int] = Recollection(clock, _FAILED_S)
+        self._strikes: Recollection[str, int] = Recollection(clock, 2 * _LEARNT_S)
         self._suspects: Recollection[tuple[str, Digest], dict[str, int]]
         self._suspects = Recollection(clock, _LEARNT_S)
 
@@ -86,7 +89,17 @@ class HostBook:
 
     def note_failed(self, host: Host) -> None:
         """``host`` gave no answer or none that is of use, or broke off in the middle of one."""
-        self._failed.put(host.base, next(self._notes))
+        strikes = self._strikes.get(host.base) or 0
+        if host.base not in self._failed:
+            strikes += 1
+            self._strikes.put(host.base, strikes)
+        keep_s = min(_LEARNT_S, _FAILED_S * 2.0 ** min(max(strikes - 1, 0), 16))
+        self._failed.put(host.base, next(self._notes), keep_s)
+
+    def note_worked(self, host: Host) -> None:
+        """``host`` answered well: its next failure is a first one again."""
+        if host.base not in self._failed:
+            self._strikes.drop(host.base)
 
     def note_rangeless(self, host: Host, repository: str) -> None:
         """``host`` does not serve ranges of this repository."""

@@ -8,6 +8,7 @@ and for how long, is the caller's affair.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -30,6 +31,7 @@ from snapshotter.oci.auth import AuthorizingSender
 from snapshotter.oci.credentials import Credential, Login, MemoryCredentials, Wanted
 from snapshotter.oci.documents import ACCEPT, DOCUMENT_LIMIT_BYTES, check_content, digest_of
 from snapshotter.oci.exchange import Request, Response, read_body
+from snapshotter.oci.headstart import first_success
 from snapshotter.oci.hostbook import HostBook
 from snapshotter.oci.hosts import Host
 from snapshotter.oci.manifest import parse_manifest
@@ -43,6 +45,7 @@ from snapshotter.oci.streaming import BlobStream, exactly, name_of
 T = TypeVar("T")
 
 _DOCUMENT_DEADLINE_S = 60.0
+_HEAD_START_S = 1.0
 
 
 class RegistryClient:
@@ -124,9 +127,7 @@ class RegistryClient:
         else:
             hosts = self._book.for_blob(registry, repository, reference.digest)
         wanted = Wanted(registry, repository)
-        return await self._first(
-            hosts, wanted, reference.digest, within_deadline(fetch, what), what
-        )
+        return await self._soonest(hosts, wanted, reference.digest, fetch, what)
 
     async def document(self, blob: BlobRef) -> bytes:
         """A small blob (a config), whole, held to its digest and length."""
@@ -145,7 +146,7 @@ class RegistryClient:
 
         hosts = self._book.for_blob(registry, repository, blob.digest)
         wanted = Wanted(registry, repository)
-        return await self._first(hosts, wanted, blob.digest, within_deadline(fetch, what), what)
+        return await self._soonest(hosts, wanted, blob.digest, fetch, what)
 
     def stream(self, blob: BlobRef) -> AsyncGenerator[bytes, None]:
         """The whole blob. A broken connection is taken up where it broke, without the caller
@@ -170,6 +171,9 @@ class RegistryClient:
         except UnavailableError:
             self.broke_off(blob)
             raise
+        host = self._served.get((blob.repository, blob.digest))
+        if host is not None:
+            self._book.note_worked(host)
 
     def broke_off(self, blob: BlobRef) -> None:
         """A body of ``blob`` ended too early: other hosts, if there are any, come first now."""
@@ -229,6 +233,28 @@ class RegistryClient:
             except EmberError as error:
                 self._learn(host, wanted, digest, error)
                 failures.append((host, restated(error)))
+        raise _summary(failures, what)
+
+    async def _soonest(
+        self,
+        hosts: list[Host],
+        wanted: Wanted,
+        digest: Digest | None,
+        fetch: Callable[[Host], Awaitable[T]],
+        what: str,
+    ) -> T:
+        """As `_first`, of a document: a host that is slow to answer does not hold up the next one,
+        since whoever decides on an image has few seconds."""
+        failures: list[tuple[Host, EmberError]] = []
+
+        def failed(number: int, error: EmberError) -> None:
+            self._learn(hosts[number], wanted, digest, error)
+            failures.append((hosts[number], restated(error)))
+
+        bounded = within_deadline(fetch, what)
+        ways = [functools.partial(bounded, host) for host in hosts]
+        for found in await first_success(ways, failed, _HEAD_START_S):
+            return found
         raise _summary(failures, what)
 
     def _learn(self, host: Host, wanted: Wanted, digest: Digest | None, error: EmberError) -> None:

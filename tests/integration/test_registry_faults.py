@@ -7,21 +7,18 @@ registry is well again.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cases.images import ImageCase, as_it_is, digest, gzipped, image
 from tests.cases.layers import is_file
 from tests.cases.tars import file, layer
-from tests.fakes.gates import Storage, TokenGate
+from tests.fakes.gates import TokenGate
 from tests.fakes.http_server import Seen
 from tests.fakes.registry import Change, answer_with, cut, flip, header, is_blob, is_range
 from tests.integration.registry_scene import (
@@ -113,41 +110,6 @@ def test_a_fault_that_lasts_is_an_error_with_its_reason_and_heals_in_the_same_mo
         assert scene.node.until(lambda: read_all(scene, case, root) == ["", ""], 40)
 
 
-def test_a_whole_body_for_a_range_is_used_as_one_stream_and_never_as_the_range(
-    scene: Scene,
-) -> None:
-    case = noisy("rangeless")
-    scene.lazily(case)
-
-    def whole(seen: Any, answer: Any) -> Any:
-        found = scene.registry.repositories[case.repository].blobs
-        data = found[seen.path.rpartition("/")[2]]
-        return replace(answer, status=200, headers=[], body=data)
-
-    scene.registry.inject(whole, is_range)
-    with scene.node.mounted(case.chain_id) as root:
-        assert read_all(scene, case, root) == ["", ""]
-    assert len(scene.registry.asked("/blobs/")) <= 12
-
-
-def test_a_400_to_every_range_ends_in_one_stream_and_no_storm(scene: Scene) -> None:
-    case = noisy("ranges refused")
-    scene.lazily(case)
-    scene.registry.inject(answer_with(400), is_range)
-    with scene.node.mounted(case.chain_id) as root:
-        assert read_all(scene, case, root) == ["", ""]
-    assert len(scene.registry.asked("/blobs/")) <= 30
-
-
-def test_no_blob_is_ever_asked_for_with_head(scene: Scene) -> None:
-    case = noisy("heads")
-    scene.registry.inject(answer_with(403), lambda seen: seen.method == "HEAD")
-    scene.lazily(case)
-    with scene.node.mounted(case.chain_id) as root:
-        assert read_all(scene, case, root) == ["", ""]
-    assert not [seen for seen in scene.registry.seen if seen.method == "HEAD"]
-
-
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_token_that_expires_between_two_reads_is_renewed(scene: Scene, status: int) -> None:
     gate = TokenGate(scene.registry, status=status)
@@ -160,44 +122,6 @@ def test_a_token_that_expires_between_two_reads_is_renewed(scene: Scene, status:
         before = gate.tokens
         assert ended_well(reader(root / second, sha256_of(case, second))) == ""
         assert gate.tokens == before + 1
-
-
-def test_a_redirect_to_a_storage_host_keeps_authorization_at_home_and_outlives_its_signature(
-    scene: Scene,
-) -> None:
-    case = noisy("redirected")
-    TokenGate(scene.registry)
-    storage_server = scene.registries.start()
-    try:
-        for content in case.contents:
-            storage_server.add_blob(case.repository, content)
-        storage = Storage(storage_server)
-        storage.serve_for(scene.registry)
-        scene.lazily(case)
-        first, second = sorted(case.rows)
-        with scene.node.mounted(case.chain_id) as root:
-            assert ended_well(reader(root / first, sha256_of(case, first))) == ""
-            storage.expire()
-            assert ended_well(reader(root / second, sha256_of(case, second))) == ""
-        assert storage_server.seen
-        assert not [seen for seen in storage_server.seen if "authorization" in seen.headers]
-    finally:
-        scene.registries.do(storage_server.stop())
-
-
-def test_a_blob_that_is_gone_leaves_what_is_here_and_names_what_is_not(scene: Scene) -> None:
-    case = noisy("gone", size=1_000_000)
-    scene.lazily(case)
-    first, second = sorted(case.rows)
-    with scene.node.mounted(case.chain_id) as root:
-        assert ended_well(reader(root / first, sha256_of(case, first))) == ""
-        scene.registry.repositories[case.repository].blobs.clear()
-        mark = len(scene.node.ember.log())
-        assert "Input/output error" in ended_well(reader(root / second, sha256_of(case, second)))
-        complaints = scene.complaints(mark)
-        assert complaints
-        assert all(re.search(r"(?i)404|not found", each.why) for each in complaints)
-        assert ended_well(reader(root / first, sha256_of(case, first))) == ""
 
 
 def test_a_registry_that_is_down_and_up_again_costs_time_only(scene: Scene) -> None:

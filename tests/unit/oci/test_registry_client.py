@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from pathlib import Path
 
@@ -336,6 +337,37 @@ async def test_a_mirror_that_is_silent_costs_one_read_and_not_every_one(
             clock.now_s += 31
             await read(client, blob, Extent(10, 10))
             assert len(mirror.seen) == asked + 1
+
+
+async def test_a_mirror_that_fails_whenever_it_is_tried_is_tried_ever_more_rarely(
+    tmp_path: Path,
+) -> None:
+    clock = SkippingClock()
+    async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
+        mirror.add_blob("team/app", DATA)
+        mirror.inject(cut(-1))
+        certs = two_hosts(tmp_path, mirror, registry)
+        async with registry_client(certs=certs, clock=clock) as client:
+            tries = []
+            for _ in range(240):  # an hour of reads every fifteen seconds
+                asked = len(mirror.seen)
+                assert await read(client, blob, Extent(10, 10)) == DATA[10:20]
+                tries += [clock.now_s] * (len(mirror.seen) > asked)
+                clock.now_s += 15
+            pauses = [round(later - earlier) for earlier, later in itertools.pairwise(tries)]
+            assert pauses[:5] == [30, 60, 120, 240, 480]
+            assert set(pauses[5:]) == {600}
+            mirror.heal()
+            clock.now_s += 600
+            registry.seen.clear()
+            assert await read(client, blob, Extent(10, 10)) == DATA[10:20]
+            assert registry.seen == []
+            mirror.inject(cut(-1))
+            await read(client, blob, Extent(10, 10))
+            asked = len(mirror.seen)
+            clock.now_s += 31
+            await read(client, blob, Extent(10, 10))
+            assert len(mirror.seen) > asked, "a failure after a success is a first one"
 
 
 async def test_a_stream_that_breaks_at_the_mirror_goes_on_at_the_registry(tmp_path: Path) -> None:
