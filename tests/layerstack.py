@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ioengine.mounts import mount_erofs, unmount
 from snapshotter.image.chain import Merged, adapt
+from snapshotter.image.erofs_format import LAYER_NAME
 from snapshotter.image.erofs_reader import ErofsReader
 from snapshotter.image.erofs_writer import write_erofs
 from snapshotter.image.limits import ScanLimits
@@ -121,6 +122,11 @@ def content(inode: Inode, plain: bytes) -> bytes:
     return bytes(data)
 
 
+def layer_root(target: Path) -> Path:
+    """The layer's own root in an image that is mounted at ``target``."""
+    return target / os.fsdecode(LAYER_NAME)
+
+
 @contextlib.contextmanager
 def mounted(plains: Sequence[bytes], scratch: Path) -> Iterator[Path]:
     """The stack mounted by the kernel, below ``scratch``; always overlayfs, as of two or more."""
@@ -134,7 +140,7 @@ def mounted(plains: Sequence[bytes], scratch: Path) -> Iterator[Path]:
             target.mkdir()
             mount_erofs(metadata, target, [view])
             undo.callback(unmount, target, detach=True)
-            lower.insert(0, str(target))
+            lower.insert(0, str(layer_root(target)))
         merged = scratch / "merged"
         merged.mkdir()
         mount_overlay(lower, merged)

@@ -32,6 +32,9 @@ DEVICE = Struct("<64sII56x")
 """tag, blocks, unified start block"""
 TAG_BYTES = 64
 
+LAYER_NAME = b"layer"
+"""The only name in an image's root: the directory that is the layer."""
+
 NID_BYTES = 32
 FIRST_INODE_AT = 3 * BLOCK_BYTES
 """Inodes begin behind the superblock's block; a nid is an inode's offset in the image / 32."""

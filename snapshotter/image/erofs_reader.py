@@ -58,8 +58,12 @@ class ErofsReader:
         )
 
     def root(self) -> RawInode:
-        """The root directory, to go on from with ``find``."""
-        return self._directory_at(self.superblock.root_nid)
+        """The layer's root directory, to go on from with ``find``."""
+        outer = self._directory_at(self.superblock.root_nid)
+        layer = self.find(outer, fmt.LAYER_NAME)
+        if layer is None or layer.kind is not Kind.DIR:
+            _refuse(f"no directory {fmt.LAYER_NAME!r} in its root")
+        return layer
 
     def find(self, directory: RawInode, name: bytes) -> RawInode | None:
         """What ``name`` is in a directory; None if it is not there (or that is no directory)."""
@@ -114,7 +118,11 @@ class ErofsReader:
         if len(seen) != self.superblock.inodes:
             _refuse(f"{self.superblock.inodes} inodes promised, {len(seen)} found")
         view_bytes = self.superblock.device_blocks * BLOCK_BYTES
-        tree = finish_tree(root, view_bytes=view_bytes, entries=self._entries)
+        layer = root.children.get(fmt.LAYER_NAME)
+        if layer is None or layer.kind is not Kind.DIR or len(root.children) != 1:
+            _refuse(f"its root holds something else than the directory {fmt.LAYER_NAME!r}")
+        root.nlink = 3
+        tree = finish_tree(layer, view_bytes=view_bytes, entries=self._entries)
         for nid, inode in seen.items():
             if links[nid] != inode.nlink:
                 _refuse(f"inode {nid} counts {links[nid]} links and has {inode.nlink}")

@@ -27,8 +27,9 @@ _UINT64 = 1 << 64
 def write_erofs(tree: LayerTree, *, device_bytes: int, device_tag: bytes) -> bytes:
     """The metadata image of ``tree`` over a view of ``device_bytes``.
 
-    ``device_tag`` (at most 64 bytes, a digest by custom) names the view in the device table. The
-    result is a whole number of 512-byte blocks. RefusedError if the format has no room for it.
+    The layer is its directory ``fmt.LAYER_NAME``. ``device_tag`` (at most 64 bytes, a digest by
+    custom) names the view in the device table. The result is a whole number of 512-byte blocks.
+    RefusedError if the format has no room for it.
     """
     if len(device_tag) > fmt.TAG_BYTES:
         raise RefusedError(f"a device tag of {len(device_tag)} bytes, at most 64 fit")
@@ -49,10 +50,10 @@ class _Slot(NamedTuple):
 
 class _Writer:
     def __init__(self, tree: LayerTree, device_blocks: int, device_tag: bytes) -> None:
-        self._root = tree.root
+        self._root = _enclosed(tree.root)
         self._device_blocks = device_blocks
         self._tag = device_tag
-        self._order = list(_inodes(tree.root))
+        self._order = list(_inodes(self._root))
         self._epoch_ns = _commonest_time(inode for inode, _ in self._order)
         self._xattrs = XattrTable(inode for inode, _ in self._order)
         self._slots: dict[int, _Slot] = {}
@@ -225,6 +226,18 @@ class _Writer:
         block = memoryview(image)[fmt.SUPERBLOCK_AT : fmt.SUPERBLOCK_AT + BLOCK_BYTES]
         crc = fmt.checksum(block)
         block[4:8] = crc.to_bytes(4, "little")
+
+
+def _enclosed(root: Inode) -> Inode:
+    """A root that has the layer's root as its only name.
+
+    What is mounted is the layer only below that name, so the bare directory under a mount that is
+    gone is never taken for a layer without files.
+    """
+    outer = Inode(Kind.DIR, 0o755, mtime_ns=root.mtime_ns)
+    outer.children = {fmt.LAYER_NAME: root}
+    outer.nlink = 3
+    return outer
 
 
 def chunk_bits(inode: Inode) -> int:

@@ -18,7 +18,7 @@ from snapshotter.content import Compression, Digest
 from snapshotter.errors import RefusedError
 
 MAGIC = b"EMBERIDX"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 512
 DIGEST_BYTES = 32
 END_BYTES = 8

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from concurrent.futures import Executor
@@ -21,6 +22,7 @@ from pathlib import Path
 from ioengine import mounts
 from snapshotter.content import Digest
 from snapshotter.errors import UnavailableError
+from snapshotter.image.erofs_format import LAYER_NAME
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.metadata import MetadataImage, MetadataImages
 from snapshotter.imagefs.views import Views
@@ -28,9 +30,6 @@ from snapshotter.snapshots.lazy import StackEntry
 from snapshotter.unbroken import Unbroken
 
 log = logging.getLogger(__name__)
-
-GRACE_S = 0.1
-"""A mount(2) that has read a link just before it went gets so long to arrive where it led."""
 
 
 @dataclass(slots=True)
@@ -43,6 +42,11 @@ class Mounted:
     view: Digest
     guarded: bool
     suspect: bool = False
+
+    @property
+    def root(self) -> Path:
+        """The layer's own root: a directory inside, not there when nothing is mounted."""
+        return self.target / os.fsdecode(LAYER_NAME)
 
 
 class LayerMounts:
@@ -89,7 +93,7 @@ class LayerMounts:
                 leftover.rmdir()
         for link in links:
             if link.is_symlink():
-                self._users.setdefault(link.readlink(), set()).add(link)
+                self._users.setdefault(link.readlink().parent, set()).add(link)
         return list(self._mounted.values())
 
     async def sweep(self) -> None:
@@ -157,7 +161,7 @@ class LayerMounts:
                     image = await self._image(index, below)
                     await loop.run_in_executor(self._executor, self._attach, mounted, image.path)
                 self._mounted[instance] = mounted
-            await loop.run_in_executor(self._executor, _link, entry.directory, mounted.target)
+            await loop.run_in_executor(self._executor, _link, entry.directory, mounted.root)
             self._users.setdefault(mounted.target, set()).add(entry.directory)
         return image.key
 
@@ -215,7 +219,7 @@ class LayerMounts:
             devices = {mount.device for mount in own}
             if any(m.device in devices and m.target != mounted.target for m in there):
                 return True
-            layers = {mounted.target, *self._users.get(mounted.target, ())}
+            layers = {mounted.root, *self._users.get(mounted.target, ())}
             if any(stacks(mount, layers) for mount in there if mount.kind == "overlay"):
                 return True
         return False
@@ -227,11 +231,6 @@ class LayerMounts:
         Overlays that stand on one hold it until their own end. Not to be cancelled in between.
         """
         async with self._lock(view):
-            links = [link for m in self.of_view(view) for link in self._users.get(m.target, ())]
-            if links:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._executor, _unlink, links)
-                await asyncio.sleep(GRACE_S)
             for mounted in self.of_view(view):
                 await self._detach(mounted)
             yield
@@ -255,7 +254,7 @@ class LayerMounts:
 
     def _take_down(self, mounted: Mounted, links: set[Path]) -> None:
         """The links go first: a mount that comes too late fails, and sees no empty directory."""
-        _unlink([link for link in links if link.is_symlink() and link.readlink() == mounted.target])
+        _unlink([link for link in links if link.is_symlink() and link.readlink() == mounted.root])
         mounts.unmount(mounted.target, detach=True)
         self._forget(mounted)
 

@@ -19,7 +19,7 @@ from snapshotter.image.tree import LayerTree
 from tests.cases.layers import LayerCase, in_one_layer
 from tests.cases.stacks import of_several_layers
 from tests.cases.tars import directory, file, header, layer
-from tests.layerstack import mounted, scan, stack_of
+from tests.layerstack import layer_root, mounted, scan, stack_of
 from tests.treecheck import compare, directory_sizes, walk
 
 CASES = [*in_one_layer(), *of_several_layers()]
@@ -38,7 +38,9 @@ def test_a_mounted_layer_shows_what_is_written_down(case: LayerCase, tmp_path: P
 def test_a_directory_below_counts_like_the_image_it_shows(case: LayerCase, tmp_path: Path) -> None:
     """Plain overlay layers and EROFS ones give the same answers to the layer above."""
     with mounted(case.layers, tmp_path):
-        below = [DirectoryLayer(tmp_path / str(number)) for number in range(len(case.layers))]
+        below = [
+            DirectoryLayer(layer_root(tmp_path / str(number))) for number in range(len(case.layers))
+        ]
         layers = stack_of(case.layers)
         for number, plain in enumerate(case.layers):
             tree = scan(plain)
@@ -81,10 +83,11 @@ def test_files_over_4_gib_and_what_lies_behind_them_are_read_right(tmp_path: Pat
     target = tmp_path / "target"
     target.mkdir()
     mount_erofs(metadata, target, [view])
+    root = layer_root(target)
     try:
-        assert (target / "behind").read_bytes() == b"found"
-        assert (target / "big").stat().st_size == size
-        with (target / "big").open("rb") as big:
+        assert (root / "behind").read_bytes() == b"found"
+        assert (root / "big").stat().st_size == size
+        with (root / "big").open("rb") as big:
             for offset in (0, (4 << 30) - 3, (4 << 30) + 5, size - 4):
                 big.seek(offset - 1 if offset else 0)
                 around = big.read(6)
@@ -109,12 +112,13 @@ def test_200_000_entries_in_one_directory_are_scanned_in_seconds_and_all_found(
     metadata.write_bytes(image)
     target.mkdir()
     mount_erofs(metadata, target, [view])
+    root = layer_root(target)
     try:
-        listed = os.listdir(os.fsencode(target / "big"))  # noqa: PTH208 (bytes)
+        listed = os.listdir(os.fsencode(root / "big"))  # noqa: PTH208 (bytes)
         assert sorted(listed) == names
         for name in names[::1999]:
-            assert (target / "big" / os.fsdecode(name)).stat().st_size == 0
-        assert not (target / "big/000000").exists()
+            assert (root / "big" / os.fsdecode(name)).stat().st_size == 0
+        assert not (root / "big/000000").exists()
     finally:
         unmount(target, detach=True)
 

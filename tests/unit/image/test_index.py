@@ -97,8 +97,8 @@ def test_any_flipped_bit_is_refused(index: LayerIndex) -> None:
 
 def test_another_version_is_refused_by_name(index: LayerIndex) -> None:
     other = bytearray(index.data)
-    other[8] = 2
-    with pytest.raises(RefusedError, match="version 2, this Ember reads 1: remove it"):
+    other[8] = 7
+    with pytest.raises(RefusedError, match="version 7, this Ember reads 2: remove it"):
         parse(bytes(other))
 
 
