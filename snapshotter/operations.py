@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -17,12 +15,8 @@ from collections.abc import (
     Coroutine,
     Sequence,
 )
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from snapshotter import __version__
-from snapshotter.chunks.store import ViewStore
-from snapshotter.clock import Clock
 from snapshotter.content import Digest
 from snapshotter.errors import (
     EmberError,
@@ -30,27 +24,16 @@ from snapshotter.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from snapshotter.fetch import Road
-from snapshotter.imagefs.catalog import Catalog, Image, Layer
-from snapshotter.imagefs.datapath import DataPath
-from snapshotter.imagefs.decision import NO_LABELS, Decider
+from snapshotter.imagefs.catalog import Image, Layer
 from snapshotter.imagefs.documents import chain_ids
-from snapshotter.imagefs.ingest import Ingest
-from snapshotter.imagefs.layer_mounts import LayerMounts
-from snapshotter.imagefs.misses import MissPump
-from snapshotter.imagefs.removal import Remover
-from snapshotter.imagefs.shelf import Shelf
-from snapshotter.imagefs.views import Views
 from snapshotter.oci.platform import Platform, host_platform
 from snapshotter.oci.reference import parse_reference
-from snapshotter.oci.registry import RegistryClient
 from snapshotter.oci.resolver import ResolvedImage
 from snapshotter.rpc import cri
-from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.control import DrainState, PullEvent, Removal
 from snapshotter.rpc.image_records import Record, choose, delete, every_record
-from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.pull import Puller, PullStep
+from snapshotter.status import Parts, containers, status_document
 
 DRAIN_REPORT_S = 1.0
 DRAIN_VIEWS = 4
@@ -58,30 +41,6 @@ PULL_EVENTS = 4096
 
 Report = Callable[[PullStep], None]
 Work = Callable[[ResolvedImage, Report], Coroutine[Any, Any, None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The daemon's parts, as far as operators' questions concern them."""
-
-    catalog: Catalog
-    shelf: Shelf
-    ingest: Ingest
-    mounts: LayerMounts
-    views: Views
-    remover: Remover
-    decider: Decider
-    store: ViewStore
-    road: Road
-    misses: MissPump | None
-    data_path: DataPath
-    containerd: Containerd
-    leases: PullLeases
-    registry: RegistryClient
-    snapshotter: str
-    engine: tuple[str, str]
-    clock: Clock
-    started_s: float
 
 
 class DaemonOperations:
@@ -92,137 +51,7 @@ class DaemonOperations:
 
     async def status(self) -> dict[str, Any]:
         """The status document; docs/commands.md says what each field means."""
-        parts = self._parts
-        path = parts.data_path
-        here = {stored.view: stored for stored in await parts.store.stored()}
-        running = await self._containers()
-        suspect = {m.layer: "" for m in parts.mounts.instances() if m.suspect}
-        return {
-            "daemon": {
-                "version": __version__,
-                "pid": os.getpid(),
-                "up_s": round(parts.clock.monotonic_s() - parts.started_s, 3),
-                "data_path": {"name": path.name, "reasons": list(path.reasons)},
-                "engine": {"name": parts.engine[0], "reason": parts.engine[1]},
-                "keeper": path.keeper_text(),
-                "keeper_losses": path.keeper_losses,
-            },
-            "images": [
-                self._image(image, here, running, set(suspect)) for image in parts.catalog.images()
-            ],
-            "indexing": [
-                {
-                    "layer": str(job.blob.digest),
-                    "percent": job.percent,
-                    "size_bytes": job.blob.size_bytes,
-                }
-                for job in parts.ingest.jobs()
-            ],
-            "misses": asdict(parts.misses.counts) if parts.misses else _NO_MISSES,
-            "waiting": self._waiting(),
-            "guard": asdict(path.guard.counts()) if path.guard else None,
-            "tiers": self._bytes_by_tier(),
-            "notes": self._notes(),
-        }
-
-    def _waiting(self) -> list[dict[str, Any]]:
-        reads = self._parts.misses.waiting.now() if self._parts.misses else []
-        return [
-            {
-                "view": str(one.view),
-                "reads": one.count,
-                "longest_s": round(one.longest_s, 3),
-                "offset": one.extent.offset,
-                "length": one.extent.length,
-                "why": one.why,
-            }
-            for one in reads
-        ]
-
-    def _notes(self) -> list[str]:
-        count = self._parts.decider.unlabelled
-        return [f"{count} layers were unpacked as plain overlay: {NO_LABELS}"] if count else []
-
-    def _bytes_by_tier(self) -> dict[str, int]:
-        total: Counter[str] = Counter()
-        images = self._parts.catalog.images()
-        for view in {layer.diff_id for image in images for layer in image.layers}:
-            total += self._brought(view)
-        return dict(total)
-
-    def _brought(self, view: Digest) -> Counter[str]:
-        """Stored bytes that each tier has brought of a view, first pulls included."""
-        first = self._parts.ingest.streamed_bytes(view)
-        brought = Counter(self._parts.road.tally(view).bytes_by_tier)
-        if first:
-            brought["registry"] += first
-        return brought
-
-    async def _containers(self) -> dict[str, list[str]]:
-        """Image name → containers on this snapshotter; empty if containerd does not answer."""
-        containerd = self._parts.containerd
-        found: dict[str, list[str]] = {}
-        with contextlib.suppress(EmberError):
-            for namespace in await containerd.namespaces():
-                for container, image in await containerd.containers(
-                    namespace, self._parts.snapshotter
-                ):
-                    found.setdefault(image, []).append(f"{namespace}/{container}")
-        return found
-
-    def _image(
-        self,
-        image: Image,
-        here: dict[Digest, Any],
-        running: dict[str, list[str]],
-        suspect: set[Digest],
-    ) -> dict[str, Any]:
-        layers = [self._layer(layer, here) for layer in image.layers]
-        whole = all(layer["view_bytes"] for layer in layers)  # 0: not known before its index
-        named = [c for name in image.names for c in running.get(name, ())]
-        doubtful = [str(layer.blob) for layer in image.layers if layer.blob in suspect]
-        return {
-            "names": list(image.names),
-            "manifest": str(image.manifest),
-            "lazy": image.lazy,
-            "reason": image.reason,
-            "suspect": _suspicion(doubtful),
-            "leaving": image.leaving,
-            "here_bytes": sum(layer["here_bytes"] for layer in layers),
-            "plain_bytes": sum(layer["view_bytes"] for layer in layers) if whole else 0,
-            "size_bytes": sum(layer.size_bytes for layer in image.layers),
-            "containers": named,
-            "layers": layers,
-        }
-
-    def _layer(self, layer: Layer, here: dict[Digest, Any]) -> dict[str, Any]:
-        parts = self._parts
-        index = parts.shelf.get(layer.blob)
-        stored = here.get(layer.diff_id)
-        job = parts.ingest.job(layer.blob, layer.diff_id)
-        if index is not None:
-            state = "indexed"
-        elif job is not None and not job.finished.is_set():
-            state = f"being indexed, {job.percent} %"
-        else:
-            state = parts.catalog.fault(layer.blob, layer.diff_id) or (
-                str(job.error) if job else "no index"
-            )
-        here_bytes = 0
-        if stored is not None:
-            chunk_bytes = -(-stored.length_bytes // max(1, stored.chunk_count))
-            here_bytes = min(stored.length_bytes, stored.readable_count * chunk_bytes)
-        return {
-            "digest": str(layer.blob),
-            "diff_id": str(layer.diff_id),
-            "size_bytes": layer.size_bytes,
-            "view_bytes": index.view_bytes if index else 0,
-            "here_bytes": here_bytes,
-            "index_bytes": parts.shelf.bytes_on_disk(layer.blob),
-            "tiers": dict(self._brought(layer.diff_id)),
-            "state": state,
-            "trouble": parts.road.tally(layer.diff_id).trouble,
-        }
+        return await status_document(self._parts)
 
     async def pull(self, image: str, namespace: str, platform: str) -> AsyncIterator[PullEvent]:
         """Resolve, then bring into containerd; the last event says done, and why not lazy.
@@ -375,7 +204,7 @@ class DaemonOperations:
 
     async def _users(self, image: Image) -> list[str]:
         """The containers on ``image``, whether they run or not."""
-        running = await self._containers()
+        running = await containers(self._parts)
         return [
             f"image {name}: container {container} is made of it"
             for name in image.names
@@ -430,15 +259,3 @@ class DaemonOperations:
         async with asyncio.TaskGroup() as group:
             for digest in self._incomplete():
                 group.create_task(complete(digest))
-
-
-_NO_MISSES = {"asked": 0, "filled": 0, "failed": 0, "waited_s": 0.0, "longest_s": 0.0}
-
-
-def _suspicion(layers: list[str]) -> str:
-    if not layers:
-        return ""
-    return (
-        "the guard was gone while this was mounted, so what was read then may have been zeros;"
-        f" restart its containers (layers {', '.join(layers)})"
-    )

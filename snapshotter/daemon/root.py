@@ -50,7 +50,7 @@ from snapshotter.imagefs.views import Views
 from snapshotter.metrics import Metrics
 from snapshotter.oci.pull_credentials import PullCredentials
 from snapshotter.oci.registry import RegistryClient
-from snapshotter.operations import DaemonOperations, Parts
+from snapshotter.operations import DaemonOperations
 from snapshotter.rpc import control, snapshots
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.image_records import holders
@@ -59,6 +59,7 @@ from snapshotter.rpc.server import RpcServer
 from snapshotter.snapshots import metastore, records
 from snapshotter.snapshots.database import Database
 from snapshotter.snapshots.snapshotter import Snapshotter, SnapshotterConfig
+from snapshotter.status import Parts
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,11 @@ view's chunks can be made from: every indexed blob that unpacks to it, with ever
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotter.content import BlobRef, Digest
@@ -19,6 +21,16 @@ from snapshotter.image.index import LayerIndex
 log = logging.getLogger(__name__)
 
 OPEN_INDEXES = 2048
+BROKEN_KEPT = 8
+_BROKEN = ".broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What is seen of an index without opening it; ``disk_bytes`` are those of its two files."""
+
+    view_bytes: int
+    disk_bytes: int
 
 
 def _nobody(view: Digest, blob: BlobRef) -> None:
@@ -52,21 +64,25 @@ class Shelf:
             return index
         path = self.path(blob)
         try:
-            index = LayerIndex.open(path)
+            index = LayerIndex.open(path, layer=blob)
         except NotFoundError:
             return None
         except RefusedError as error:
-            broken = path.with_suffix(".broken")
-            log.error("index %s is unusable and put aside as %s: %s", path, broken, error)
-            path.replace(broken)
-            return None
-        if index.layer != blob:
-            log.error("index %s is of %s; it is not used", path, index.layer)
+            self._put_aside(path, error)
             return None
         self._open[blob] = index
         while len(self._open) > OPEN_INDEXES:
             self._open.popitem(last=False)
         return index
+
+    def _put_aside(self, path: Path, error: RefusedError) -> None:
+        """Keep the last few for whoever wants to know what was wrong with them."""
+        broken = path.with_suffix(_BROKEN)
+        log.error("index %s is unusable and put aside as %s: %s", path, broken, error)
+        path.replace(broken)
+        found = sorted(self.directory.glob(f"*{_BROKEN}"), key=lambda one: one.stat().st_mtime_ns)
+        for old in found[:-BROKEN_KEPT]:
+            old.unlink(missing_ok=True)
 
     def of_view(self, view: Digest) -> Sequence[LayerSource]:
         """Every way to make chunks of ``view``; empty if no blob of it is indexed here."""
@@ -90,8 +106,17 @@ class Shelf:
     def drop(self, blob: Digest) -> None:
         """Forget and delete the index of ``blob``."""
         self._open.pop(blob, None)
-        for suffix in (".idx", ".win"):
+        for suffix in (".idx", ".win", _BROKEN):
             self.path(blob).with_suffix(suffix).unlink(missing_ok=True)
+
+    def glance(self, blobs: Iterable[Digest]) -> dict[Digest, Glance]:
+        """Those of ``blobs`` that are indexed. Blocks, for a worker thread; opens none for good."""
+        seen = {}
+        for blob in blobs:
+            with contextlib.suppress(NotFoundError, RefusedError):
+                index = LayerIndex.open(self.path(blob), layer=blob, verify=False)
+                seen[blob] = Glance(index.view_bytes, self.bytes_on_disk(blob))
+        return seen
 
     def bytes_on_disk(self, blob: Digest) -> int:
         """Allocated bytes of the two files of ``blob``'s index."""
