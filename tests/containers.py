@@ -169,7 +169,7 @@ def left_behind(at: Node, *references: str) -> list[str]:
     at.containerd.collect_garbage()
     for reference in references:
         if any(reference in image["names"] for image in at.status()["images"]):
-            found += at.remove(reference).kept
+            found += removal(at, reference)
     at.until(lambda: not layer_mounts(at) and not emptied(at), 10)
     found += [f"mounted: {target}" for target in layer_mounts(at)]
     found += [f"file: {path}" for path in emptied(at)]
@@ -179,6 +179,21 @@ def left_behind(at: Node, *references: str) -> list[str]:
     if len(holders := keepers(at)) != 1:
         found.append(f"keepers: {holders}")
     return found + [f"open: {link}" for link in deleted_files(at.ember.pid)]
+
+
+def removal(at: Node, reference: str) -> list[str]:
+    """Remove an image wholly; what stayed, and why.
+
+    An overlay of somebody else on layers that are called as ours are may be in the way for a while.
+    """
+    kept: list[str] = []
+
+    def gone() -> bool:
+        kept[:] = at.remove(reference).kept
+        return not kept
+
+    at.until(gone, 10)
+    return kept
 
 
 def emptied(at: Node) -> list[Path]:

@@ -184,6 +184,12 @@ class Node:
         answer = self._snapshots.Prepare(request, timeout=timeout_s, metadata=self._meta(""))
         return list(answer.mounts)
 
+    def commit(self, name: str, key: str) -> None:
+        """Commit a snapshot; it is kept until it is removed."""
+        request = snapshots_pb2.CommitSnapshotRequest(snapshotter="ember", name=name, key=key)
+        request.labels["containerd.io/gc.root"] = "test"
+        self._snapshots.Commit(request, timeout=CALL_S, metadata=self._meta(""))
+
     def remove_snapshot(self, key: str) -> None:
         """Remove a snapshot of this namespace."""
         gone = snapshots_pb2.RemoveSnapshotRequest(snapshotter="ember", key=key)

@@ -34,6 +34,8 @@ class Ember:
         self._containerd_address = containerd_address
         self._server: Server | None = None
         self.namespace = link.name
+        self.program: tuple[str, ...] = ("snapshotter.cli.main",)
+        """The module that is started, and words that stand before the command."""
         self.environment: dict[str, str] = {}
         """What the daemon is started with, over this process's own."""
 
@@ -73,7 +75,7 @@ class Ember:
         """Start the daemon and wait until it answers (its configuration is made if need be)."""
         if not self.configuration.exists():
             self.configure()
-        python = [sys.executable, "-B", "-m", "snapshotter.cli.main"]
+        python = [sys.executable, "-B", "-m", *self.program]
         self._server = Server(
             "ember serve",
             [*self.link.enter(), *python, "serve", "--config", str(self.configuration)],
@@ -97,6 +99,14 @@ class Ember:
         if self._server is not None:
             self._server.stop(timeout_s=30)
             self._server = None
+
+    def wait_for_its_end(self, limit_s: float = 30.0) -> int:
+        """Wait until the daemon has ended by itself; its exit status, -9 for SIGKILL."""
+        if self._server is None:
+            raise BedError("ember is not running")
+        status = self._server.process.wait(limit_s)
+        self._server = None
+        return status
 
     def kill(self) -> None:
         """Kill -9, as a crash would."""
