@@ -16,9 +16,9 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from snapshotter.errors import (
     FailedPreconditionError,
     RefusedError,
 )
+from snapshotter.keyed_locks import KeyedLocks
 from snapshotter.unbroken import Unbroken
 
 log = logging.getLogger(__name__)
@@ -97,8 +98,7 @@ class ViewStore:
         self._pool = pool or ThreadPoolExecutor(config.workers, "ember-chunks")
         self._services = ViewServices(bulk, self.space, self._pool)
         self._open: dict[Digest, View] = {}
-        self._locks: dict[Digest, asyncio.Lock] = {}
-        self._lock_users: Counter[Digest] = Counter()
+        self._locks = KeyedLocks[Digest]()
         self._work = Unbroken()
         self._upkeep = Upkeep(
             self.views, self.space, self._clock, config.upkeep_s, config.prove_chunks
@@ -332,18 +332,9 @@ class ViewStore:
     def _presence_path(self, view: Digest) -> Path:
         return self.root / "presence" / view.hex
 
-    @contextlib.asynccontextmanager
-    async def _locked(self, view: Digest) -> AsyncIterator[None]:
-        """One opener, closer or remover of a view at a time; the lock lives while it is wanted."""
-        lock = self._locks.setdefault(view, asyncio.Lock())
-        self._lock_users[view] += 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._lock_users[view] -= 1
-            if not self._lock_users[view]:
-                del self._lock_users[view], self._locks[view]
+    def _locked(self, view: Digest) -> AbstractAsyncContextManager[None]:
+        """One opener, closer or remover of a view at a time."""
+        return self._locks.hold(view)
 
 
 def _all_set(header: Header) -> bytes:

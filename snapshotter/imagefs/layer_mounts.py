@@ -26,6 +26,7 @@ from snapshotter.image.erofs_format import LAYER_NAME
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.metadata import MetadataImage, MetadataImages
 from snapshotter.imagefs.views import Views
+from snapshotter.keyed_locks import KeyedLocks
 from snapshotter.snapshots.lazy import StackEntry
 from snapshotter.unbroken import Unbroken
 
@@ -67,7 +68,7 @@ class LayerMounts:
         self._executor = executor
         self._directio = directio
         self._mounted: dict[str, Mounted] = {}
-        self._locks: dict[Digest, asyncio.Lock] = {}
+        self._locks = KeyedLocks[Digest]()
         self._users: dict[Path, set[Path]] = {}
         self._work = Unbroken()
 
@@ -235,8 +236,8 @@ class LayerMounts:
                 await self._detach(mounted)
             yield
 
-    def _lock(self, view: Digest) -> asyncio.Lock:
-        return self._locks.setdefault(view, asyncio.Lock())
+    def _lock(self, view: Digest) -> contextlib.AbstractAsyncContextManager[None]:
+        return self._locks.hold(view)
 
     async def _detach(self, mounted: Mounted) -> None:
         loop = asyncio.get_running_loop()

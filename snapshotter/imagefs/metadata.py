@@ -23,6 +23,8 @@ from snapshotter.image.scan import device_tag
 from snapshotter.snapshots.lazy import StackEntry
 
 KEY_HEX = 32
+CHAINS_KEPT = 32
+"""So many chains of one layer are remembered; each pull anew makes new ones, of new snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,11 @@ class MetadataImages:
         key = f"{plain}-{chain}"
         path = self.path(key)
         same = path.with_suffix(".same")
-        if path.exists():
+        if _used(path):
             return MetadataImage(key, path)
-        if same.exists():
+        if _used(same):
             return self._write(plain, index.erofs)
+        self._forget_oldest(plain)
         tree = ErofsReader(index.erofs).tree()
         adapted = adapt(tree, [self._lower(entry, key) for entry, key in below])
         if adapted is None:
@@ -73,6 +76,12 @@ class MetadataImages:
     def drop(self, layer_hex: str) -> None:
         """Delete every image made for a layer; what is mounted keeps its open file."""
         for path in self.directory.glob(f"{layer_hex}*"):
+            path.unlink(missing_ok=True)
+
+    def _forget_oldest(self, plain: str) -> None:
+        """Make room for one more chain of a layer. What is mounted keeps its open file."""
+        with_ages = [(path.stat().st_mtime_ns, path) for path in self.directory.glob(f"{plain}-*")]
+        for _, path in sorted(with_ages, reverse=True)[CHAINS_KEPT - 1 :]:
             path.unlink(missing_ok=True)
 
     def _lower(self, entry: StackEntry, key: str) -> LowerLayer:
@@ -93,3 +102,12 @@ class MetadataImages:
             os.fsync(file.fileno())
         temporary.replace(path)
         return MetadataImage(key, path)
+
+
+def _used(path: Path) -> bool:
+    """Whether ``path`` is there; its time is that of its last use."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from snapshotter.content import Digest
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.indexer import LayerIndexer
-from snapshotter.imagefs.metadata import MetadataImages
+from snapshotter.imagefs.metadata import CHAINS_KEPT, MetadataImages
 from snapshotter.snapshots.lazy import StackEntry
 from tests.cases.tars import directory, file, layer
 
@@ -38,3 +39,28 @@ def test_a_layer_that_needs_its_chain_gets_an_image_of_it(tmp_path: Path, algori
     assert made.path.exists()
     assert made.key.startswith(index.layer.hex)
     assert images.of(index, [(entry, "")]) == made
+
+
+def test_only_the_chains_used_last_are_remembered(tmp_path: Path) -> None:
+    lower = tmp_path / "lower"
+    (lower / "opt").mkdir(parents=True, mode=0o750)
+    index = index_of(ABOVE, tmp_path, "sha256")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    images = MetadataImages(folder)
+
+    def on(snapshot: int) -> Path:
+        return images.of(index, [(StackEntry(snapshot, "below", lower, None, None, None), "")]).path
+
+    first = on(0)
+    os.utime(first, (0, 0))
+    second = on(1)
+    os.utime(second, (1, 1))
+    for n in range(2, CHAINS_KEPT):
+        os.utime(on(n), (n, n))
+    assert first == on(0)
+    assert first.exists() and second.exists()
+    last = on(CHAINS_KEPT)
+    assert first.exists() and last.exists() and not second.exists()
+    assert len(list(folder.iterdir())) == CHAINS_KEPT
+    assert on(1) == second and second.exists()
