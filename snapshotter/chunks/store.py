@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ioengine.directories import sync_directory
 from snapshotter.chunks.bulk import BulkIo
-from snapshotter.chunks.datafile import DataFile, create_sparse
+from snapshotter.chunks.datafile import DataFile, DiskError, create_sparse
 from snapshotter.chunks.offload import offload
 from snapshotter.chunks.presence import Header, Presence, boot_id, read_presence
 from snapshotter.chunks.space import Evict, Space, SpaceLimits, evict_nothing, is_full
@@ -129,7 +129,7 @@ class ViewStore:
     async def open(self, view: Digest, view_bytes: int, chunk_digest: ChunkDigests) -> View:
         """The view, opened or made; the same object for all until release() or drop().
 
-        NoSpaceError, OSError: the disk. FailedPreconditionError: it is open with another length.
+        NoSpaceError, DiskError: the disk. FailedPreconditionError: it is open with another length.
         """
         found = self._open.get(view)
         if found is None:
@@ -216,7 +216,7 @@ class ViewStore:
         return await offload(None, self._whole, view)
 
     def _whole(self, view: Digest) -> bool:
-        with contextlib.suppress(FileNotFoundError, RefusedError):
+        with contextlib.suppress(OSError, RefusedError):
             header, bitmap = read_presence(self._presence_path(view), self._boot)
             return int.from_bytes(bitmap, "little").bit_count() == header.chunk_count
         return False
@@ -245,7 +245,7 @@ class ViewStore:
         for name in ("views", "presence", "staging"):
             (self.root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in (self.root / "staging").iterdir():
-            leftover.unlink()
+            _unlink(leftover)
         self._remove_halves()
         self.space.refill_ballast()
 
@@ -254,23 +254,28 @@ class ViewStore:
         data = {path.name: path for path in (self.root / "views").iterdir()}
         presence = {path.name: path for path in (self.root / "presence").iterdir()}
         for name in presence.keys() - data.keys():
-            presence[name].unlink()
+            _unlink(presence[name])
         for name in data.keys() - presence.keys():
             if self._in_use(data[name]):
                 log.error("%s is mounted, but what of it is here is not known", data[name])
             else:
-                data[name].unlink()
+                _unlink(data[name])
 
     def _open_files(self, view: Digest, view_bytes: int) -> tuple[DataFile, Presence]:
-        path, presence_path = self._data_path(view), self._presence_path(view)
-        known = create_sparse(path, view_bytes)
-        header = Header(view, view_bytes, self._config.chunk_bytes, self._boot, False, False)
         try:
-            presence = Presence.open(presence_path, header, trusted=known)
+            return self._open_both(view, view_bytes)
         except OSError as error:
             if is_full(error):
                 raise self.space.full(error.strerror or "full") from error
-            raise
+            raise DiskError(
+                f"view {view} can't be opened: {error}; look at the disk, or move that file away"
+            ) from error
+
+    def _open_both(self, view: Digest, view_bytes: int) -> tuple[DataFile, Presence]:
+        path, presence_path = self._data_path(view), self._presence_path(view)
+        known = create_sparse(path, view_bytes)
+        header = Header(view, view_bytes, self._config.chunk_bytes, self._boot, False, False)
+        presence = Presence.open(presence_path, header, trusted=known)
         try:
             sync_directory(path.parent)
             sync_directory(presence_path.parent)
@@ -312,7 +317,7 @@ class ViewStore:
     def _list(self) -> list[StoredView]:
         found = []
         for path in sorted((self.root / "presence").iterdir()):
-            with contextlib.suppress(FileNotFoundError, RefusedError):
+            with contextlib.suppress(OSError, RefusedError):  # whoever opens it says what it is
                 header, bitmap = read_presence(path, self._boot)
                 status = self._data_path(header.view).stat()
                 found.append(
@@ -339,3 +344,11 @@ class ViewStore:
 
 def _all_set(header: Header) -> bytes:
     return ((1 << header.chunk_count) - 1).to_bytes(header.bitmap_bytes, "little")
+
+
+def _unlink(leftover: Path) -> None:
+    """What is not a file of ours, or can't go, is named and stays: it stands in nobody's way."""
+    try:
+        leftover.unlink()
+    except OSError as error:
+        log.error("%s is not removed: %s", leftover, error)

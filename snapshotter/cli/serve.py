@@ -117,6 +117,6 @@ def run(config: Config, path: Path | None) -> NoReturn:
     os.umask(0o022)
     try:
         uvloop.run(_serve(config, path))
-    except EmberError as error:
+    except (EmberError, OSError) as error:
         fail(str(error), EXIT_FAILED)
     sys.exit(0)

@@ -14,14 +14,14 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ioengine import mounts
 from snapshotter.content import Digest
-from snapshotter.errors import UnavailableError
+from snapshotter.errors import InvalidArgumentError, UnavailableError
 from snapshotter.image.erofs_format import LAYER_NAME
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.metadata import MetadataImage, MetadataImages
@@ -80,18 +80,22 @@ class LayerMounts:
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory.chmod(0o700)  # set-user-ID programs of images are not for local users
+        links = list(links)
         there = {mount.target for mount in mounts.mountinfo()}
         for record in sorted(self.directory.glob("*.json")):
-            target = record.with_suffix("")
-            if target not in there:
-                record.unlink()
-                continue
-            mounted = _decode(record.read_text(encoding="utf-8"), target)
-            self._mounted[_name(mounted)] = mounted
+            if (target := record.with_suffix("")) in there:
+                with _passed_over(record):
+                    mounted = _decode(record.read_text(encoding="utf-8"), target)
+                    self._mounted[_name(mounted)] = mounted
         known = {mounted.target for mounted in self._mounted.values()}
-        for leftover in self.directory.iterdir():
-            if leftover.is_dir() and leftover not in known and leftover not in there:
-                leftover.rmdir()
+        for target in sorted(there - known):
+            if target.parent == self.directory:
+                with _passed_over(target):
+                    _take_down_unknown(target, links)
+        for leftover in sorted(self.directory.iterdir()):
+            if leftover not in known and leftover.with_suffix("") not in known:
+                with _passed_over(leftover):
+                    _sweep_away(leftover)
         for link in links:
             if link.is_symlink():
                 self._users.setdefault(link.readlink().parent, set()).add(link)
@@ -290,6 +294,29 @@ def stacks(overlay: mounts.Mount, layers: Collection[Path]) -> bool:
 def _name(mounted: Mounted) -> str:
     """The key that finds an instance; a suspect one is found by nobody who wants to mount."""
     return f"{mounted.key} (suspect {mounted.target.name})" if mounted.suspect else mounted.key
+
+
+@contextlib.contextmanager
+def _passed_over(path: Path) -> Iterator[None]:
+    """One bad file is named and left where it is; it keeps nobody from what is sound."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, InvalidArgumentError) as error:
+        log.error("%s is passed over, as it can't be used: %r", path, error)
+
+
+def _take_down_unknown(target: Path, links: Iterable[Path]) -> None:
+    """What runs on an instance keeps it; whoever starts next gets one that is known."""
+    log.error("%s is mounted, but its record can't be read: it is mounted anew when needed", target)
+    _unlink([link for link in links if link.is_symlink() and link.readlink().parent == target])
+    mounts.unmount(target, detach=True)
+
+
+def _sweep_away(leftover: Path) -> None:
+    if leftover.is_dir():
+        leftover.rmdir()
+    elif leftover.suffix in (".json", ".tmp"):
+        leftover.unlink()
 
 
 def _unlink(links: Iterable[Path]) -> None:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from snapshotter.chunks.datafile import DiskError
 from snapshotter.content import Extent
 from snapshotter.errors import CorruptError, FailedPreconditionError
 from tests.unit.chunks.conftest import CHUNK, NEXT_BOOT, VIEW, Content, Stores
@@ -225,3 +226,22 @@ async def test_halves_left_by_a_kill_are_removed_unless_mounted(stores: Stores) 
     store = await stores.start()
     assert sorted(path.name for path in stores.root.glob("*/??")) == ["aa"]
     await store.close()
+
+
+async def test_what_is_no_file_of_ours_stops_nobody_but_who_needs_that_path(
+    stores: Stores,
+) -> None:
+    content = Content(CHUNK)
+    for folder in ("views", "presence", "staging"):
+        (stores.root / folder / "foreign" / "thing").mkdir(parents=True)
+    (stores.root / "presence" / VIEW.hex).mkdir()
+    (stores.root / "views" / VIEW.hex).touch()
+    store = await stores.start()
+    assert await store.stored() == []
+    assert not await store.whole(VIEW)
+    with pytest.raises(DiskError, match=f"presence/{VIEW.hex}.*move that file away"):
+        await store.open(VIEW, CHUNK, content.digest)
+    (stores.root / "presence" / VIEW.hex).rmdir()
+    assert (await store.open(VIEW, CHUNK, content.digest)).readable_count == 0
+    await store.close()
+    assert (stores.root / "staging" / "foreign" / "thing").is_dir()

@@ -1,0 +1,73 @@
+"""One record, file or directory that nobody expected never costs the node its daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.bed.process import BedError
+from tests.cases.images import ImageCase
+from tests.containers import layer_mounts, reading_image
+from tests.node import Node, node
+
+pytestmark = [pytest.mark.root, pytest.mark.containerd]
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Node]:
+    with node(tmp_path) as made:
+        yield made
+
+
+def lazily(at: Node, name: str) -> ImageCase:
+    """An image that is indexed, of which nothing is here."""
+    case = reading_image(b"\x7fELF", name)
+    case.push(at.bed.registry)
+    assert at.pull(case.reference).lazy_layers == 2
+    with at.mounted(case.chain_id):
+        pass  # once mounted it is indexed
+    assert not at.drop(case.reference).kept
+    return case
+
+
+def restart(at: Node) -> None:
+    at.ember.start()
+    at.connect()
+    assert at.until(lambda: reached(at))
+
+
+def reached(at: Node) -> bool:
+    """Whether containerd has dialled the daemon again."""
+    try:
+        at.containerd.ctr("snapshots", "--snapshotter", "ember", "ls")
+    except BedError:
+        return False
+    return True
+
+
+def content(case: ImageCase, root: Path) -> list[int]:
+    return [len((root / name).read_bytes()) for name in case.rows]
+
+
+def test_foreign_things_and_bad_records_are_passed_over(at: Node) -> None:
+    case = lazily(at, "junk")
+    layers, root = at.ember.state / "layers", at.ember.root
+    with at.mounted(case.chain_id) as running:
+        at.ember.stop()
+        records = sorted(layers.glob("*.json"))
+        for record, junk in zip(records, ("", '{"key": 1}'), strict=True):
+            record.write_text(junk)
+        for place in (layers, root / "staging", root / "presence", root / "views", root / "index"):
+            (place / "foreign" / "thing").mkdir(parents=True)
+            (place / "foreign.json").mkdir()
+            (place / "file").write_text("foreign")
+        restart(at)
+        assert content(case, running)
+        with at.mounted(case.chain_id) as again:
+            assert content(case, again) == content(case, running)
+    assert at.image(case.reference)["here_bytes"]
+    assert len(layer_mounts(at)) == len(records)
+    assert not at.drop(case.reference).kept
+    assert "Traceback" not in at.ember.log()
