@@ -200,7 +200,8 @@ class DaemonOperations:
         if len(found) > 1:
             all_of_them = ", ".join(str(image.manifest) for image in found)
             raise InvalidArgumentError(f"{text!r} may be any of {all_of_them}")
-        return found[0], ([name] if name in found[0].names else found[0].names)
+        names = found[0].names
+        return found[0], [n for n in names if name in (n, n.rsplit("@", 1)[0])] or names
 
     async def _users(self, image: Image) -> list[str]:
         """The containers on ``image``, whether they run or not."""
