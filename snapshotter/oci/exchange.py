@@ -8,6 +8,7 @@ A wrapper adds one rule (cool-down, redirects, authorization) and passes the res
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -17,6 +18,7 @@ from snapshotter.errors import UnavailableError
 from snapshotter.oci.hosts import Host
 
 _OPEN_FIELDS = frozenset({"ns", "service", "scope", "account", "grant_type", "client_id"})
+_URL = re.compile(r"""(https?://)(?:[^\s"'/@]*@)?([^\s"'?]*)(?:\?[^\s"']*)?""")
 _SHORTEST_SECRET = 4
 """Shorter words would take half of a message with them."""
 
@@ -103,6 +105,11 @@ def without_query(url: str) -> str:
         return "a malformed URL"
     authority = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, authority, parts.path, "", ""))
+
+
+def without_queries(text: str) -> str:
+    """Somebody else's words with the URLs in it as they may stand in a message."""
+    return _URL.sub(r"\1\2", text)
 
 
 def secrets_of(request: Request) -> tuple[str, ...]:

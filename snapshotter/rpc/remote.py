@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from snapshotter import errors
+from snapshotter.oci.exchange import without_queries
 
 _CLASSES: dict[grpc.StatusCode, type[errors.EmberError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidArgumentError,
@@ -52,4 +53,4 @@ def _words(error: grpc.aio.AioRpcError) -> str:
         return f"nobody answers ({details.rpartition(': ')[2]})"
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
         return "no answer in time"
-    return details
+    return without_queries(details)  # containerd names whole links, signatures included

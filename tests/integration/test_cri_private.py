@@ -17,8 +17,8 @@ from bench.bed.bed import Bed
 from bench.bed.link import Shape
 from tests.cases.images import ImageCase
 from tests.fakes.gates import BasicGate, TokenGate, basic
-from tests.fakes.http_server import Seen
-from tests.fakes.registry import FakeRegistry
+from tests.fakes.http_server import Answer, Seen
+from tests.fakes.registry import FakeRegistry, is_blob
 from tests.integration.registry_scene import Registries, noisy
 from tests.integration.test_cri import Cri, KubeletNode, push
 from tests.integration.test_node_faults import ended_well, reader, restart, sha256_of
@@ -175,3 +175,23 @@ def test_ember_pull_goes_through_cri_with_the_node_s_docker_config(
         assert read_all(kubelet, case) == ["", ""]
         assert len(of_ember(registry.seen)) < len(registry.seen), "containerd asked it too"
     assert NODE_OWN[1] not in kubelet.ember.log()
+
+
+def test_a_link_that_containerd_was_sent_to_is_not_repeated(
+    kubelet: KubeletNode, registry: FakeRegistry
+) -> None:
+    """containerd's own words hold the whole link, signature included."""
+    reference = push(registry, noisy("signed away"))
+
+    def away(seen: Seen, answer: Answer) -> Answer:
+        link = "http://me:c4ret@127.0.0.1:9/blob?X-Amz-Signature=51gnature&x=y"
+        return Answer(307, [("Location", link)])
+
+    registry.inject(away, lambda seen: is_blob(seen) and not of_ember([seen]))
+    mark = len(kubelet.ember.log())
+    with pytest.raises(grpc.RpcError) as failed:
+        kubelet.pull(reference, namespace=KUBELET)
+    assert "127.0.0.1:9/blob" in failed.value.details()
+    said = failed.value.details() + kubelet.ember.log()[mark:]
+    assert "51gnature" not in said
+    assert "c4ret" not in said

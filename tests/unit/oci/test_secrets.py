@@ -9,6 +9,7 @@ import pytest
 from snapshotter.content import Extent
 from snapshotter.errors import EmberError
 from snapshotter.oci.credentials import Credential, MemoryCredentials
+from snapshotter.oci.exchange import without_queries
 from tests.fakes.clients import read, registry_client, registry_with
 from tests.fakes.gates import Storage, TokenGate, basic
 from tests.fakes.http_server import Answer, Seen
@@ -86,3 +87,18 @@ async def test_a_short_password_does_not_take_the_message_with_it() -> None:
         async with registry_client(pulls=pulls) as client:
             with pytest.raises(EmberError, match="DENIED denied"):
                 await read(client, blob, Extent(10, 10))
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ('Get "http://h:9/a/b?X-Sig=1&y=2": refused', 'Get "http://h:9/a/b": refused'),
+        ("https://me:pa%40ss@h/a: 403", "https://h/a: 403"),
+        ("no link? none", "no link? none"),
+        ("from http://a/?b to https://c?d", "from http://a/ to https://c"),
+        ("mail me@host or http://h/@v?s=1#f", "mail me@host or http://h/@v"),
+        ("http://me:p?ss@h/x", "http://h/x"),
+    ],
+)
+def test_links_in_the_words_of_others_lose_user_and_query(said: str, shown: str) -> None:
+    assert without_queries(said) == shown
