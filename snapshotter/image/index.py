@@ -9,8 +9,10 @@ who made it. It knows no registry and no cache.
 from __future__ import annotations
 
 import bisect
+import errno
 import mmap
 import operator
+import os
 from array import array
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +24,13 @@ import zstandard
 from blake3 import blake3
 
 from snapshotter.content import Compression, Digest, Extent
-from snapshotter.errors import InvalidArgumentError, NotFoundError, RefusedError
+from snapshotter.errors import (
+    EmberError,
+    InvalidArgumentError,
+    NotFoundError,
+    RefusedError,
+    UnavailableError,
+)
 from snapshotter.image import index_layout as layout
 from snapshotter.image.stream import PointKind, RestartPoint
 
@@ -32,6 +40,8 @@ RANDOM_ACCESS_BYTES = 8 * 1024 * 1024
 """A layer counts as readable at random if no more than this lies between two checkpoints."""
 
 _WINDOW_BYTES = 32 * 1024
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
+"""What is wrong with the node and not with the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,7 @@ class WindowFile:
 
     def read(self, offset: int, length: int) -> bytes:
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with open(self.path, "rb", buffering=0, opener=_opened) as file:
                 file.seek(offset)
                 return file.read(length)
         except FileNotFoundError:
@@ -77,6 +87,8 @@ class WindowFile:
                 f"{self.path} is missing: chunks of this layer cannot be decoded one by one until "
                 "the layer is indexed again"
             ) from None
+        except OSError as error:
+            raise _unreadable(self.path, error) from None
 
 
 class LayerIndex:
@@ -124,16 +136,18 @@ class LayerIndex:
     def open(cls, path: Path, *, layer: Digest | None = None, verify: bool = True) -> LayerIndex:
         """Map the index at ``path``; its windows are expected beside it.
 
-        Raises NotFoundError if there is none, RefusedError if it is torn, of another version, or
-        not of ``layer``.
+        Raises NotFoundError if there is none, RefusedError if it is torn, of another version, not
+        of ``layer`` or no file that can be read, UnavailableError while the node lacks something.
         """
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=_opened) as file:
                 data: mmap.mmap | bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise NotFoundError(f"there is no index {path}") from None
         except ValueError:
             data = b""  # an empty file cannot be mapped
+        except OSError as error:
+            raise _unreadable(path, error) from None
         windows = WindowFile(path.with_suffix(WINDOWS_SUFFIX))
         index = cls(memoryview(data), windows, where=str(path), verify=verify)
         if layer is not None and index.layer != layer:
@@ -302,3 +316,14 @@ class LayerIndex:
         if block and self.compression is not Compression.GZIP:
             return "is a deflate block in a layer that is not gzip"
         return ""
+
+
+def _opened(path: str, flags: int) -> int:
+    """Not for ever, whatever lies there: a pipe by this name would wait for its other end."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _unreadable(path: Path, error: OSError) -> EmberError:
+    if error.errno in _PASSING:
+        return UnavailableError(f"{path} can't be read just now: {error.strerror}; try again")
+    return RefusedError(f"{path} can't be read ({error.strerror}): look at the disk")

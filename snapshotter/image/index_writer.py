@@ -160,7 +160,8 @@ def write_index(path: Path, draft: IndexDraft, windows: WindowsWriter | None = N
 
 def remove_leftovers(directory: Path) -> int:
     """Remove what killed writers left in ``directory``: the number of files. For a start only."""
-    leftovers = [path for path in directory.iterdir() if _TEMPORARY in path.name]
+    found = [path for path in directory.iterdir() if _TEMPORARY in path.name]
+    leftovers = [path for path in found if path.is_symlink() or not path.is_dir()]
     for path in leftovers:
         path.unlink(missing_ok=True)
     return len(leftovers)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from snapshotter.content import Digest
+from snapshotter.errors import EmberError, NotFoundError
 from snapshotter.imagefs.datapath import DataPath
 from snapshotter.imagefs.layer_mounts import LayerMounts, Mounted
 from snapshotter.imagefs.shelf import Shelf
@@ -38,11 +39,13 @@ async def restore(
             await _suspect(mounted, mounts, views, names)
         if data_path.guard is None:
             continue
-        index = shelf.get(mounted.layer)
-        if index is None:
-            log.error("layer %s is mounted, but its index is gone", mounted.layer)
-            continue
-        await views.guard(index)
+        try:
+            index = shelf.get(mounted.layer)
+            if index is None:
+                raise NotFoundError("its index is gone")
+            await views.guard(index)
+        except EmberError as error:  # a reader that comes to it has it looked up again
+            log.error("layer %s is mounted, but %s", mounted.layer, error)
 
 
 async def _suspect(

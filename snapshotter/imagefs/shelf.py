@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotter.content import BlobRef, Digest
-from snapshotter.errors import NotFoundError, RefusedError
+from snapshotter.errors import EmberError, NotFoundError, RefusedError, UnavailableError
 from snapshotter.fetch import LayerSource
 from snapshotter.image.index import LayerIndex
 
@@ -57,7 +58,10 @@ class Shelf:
         return self.directory / f"{blob.hex}.idx"
 
     def get(self, blob: Digest) -> LayerIndex | None:
-        """The index of ``blob``; one that is torn is put aside, named, and counts as missing."""
+        """The index of ``blob``; one of no use is put aside, named, and counts as missing.
+
+        UnavailableError when that can't be found out just now.
+        """
         index = self._open.get(blob)
         if index is not None:
             self._open.move_to_end(blob)
@@ -79,10 +83,16 @@ class Shelf:
         """Keep the last few for whoever wants to know what was wrong with them."""
         broken = path.with_suffix(_BROKEN)
         log.error("index %s is unusable and put aside as %s: %s", path, broken, error)
-        path.replace(broken)
-        found = sorted(self.directory.glob(f"*{_BROKEN}"), key=lambda one: one.stat().st_mtime_ns)
+        try:
+            _remove(broken)
+            path.replace(broken)
+        except OSError as failure:
+            raise UnavailableError(
+                f"{error}; nor can it be put aside ({failure.strerror}): move it away"
+            ) from None
+        found = sorted(self.directory.glob(f"*{_BROKEN}"), key=lambda one: one.lstat().st_mtime_ns)
         for old in found[:-BROKEN_KEPT]:
-            old.unlink(missing_ok=True)
+            _remove(old)
 
     def of_view(self, view: Digest) -> Sequence[LayerSource]:
         """Every way to make chunks of ``view``; empty if no blob of it is indexed here."""
@@ -99,21 +109,22 @@ class Shelf:
         Two images may have the same layer in two packings, and only one of them was ever read.
         """
         for blob in self._blobs_of_view(view):
-            if self.get(blob) is None:
-                for origin in self._origins(blob)[:1]:
-                    self.index_another(view, origin)
+            with contextlib.suppress(UnavailableError):
+                if self.get(blob) is None:
+                    for origin in self._origins(blob)[:1]:
+                        self.index_another(view, origin)
 
     def drop(self, blob: Digest) -> None:
         """Forget and delete the index of ``blob``."""
         self._open.pop(blob, None)
         for suffix in (".idx", ".win", _BROKEN):
-            self.path(blob).with_suffix(suffix).unlink(missing_ok=True)
+            _remove(self.path(blob).with_suffix(suffix))
 
     def glance(self, blobs: Iterable[Digest]) -> dict[Digest, Glance]:
         """Those of ``blobs`` that are indexed. Blocks, for a worker thread; opens none for good."""
         seen = {}
         for blob in blobs:
-            with contextlib.suppress(NotFoundError, RefusedError):
+            with contextlib.suppress(EmberError):
                 index = LayerIndex.open(self.path(blob), layer=blob, verify=False)
                 seen[blob] = Glance(index.view_bytes, self.bytes_on_disk(blob))
         return seen
@@ -122,8 +133,16 @@ class Shelf:
         """Allocated bytes of the two files of ``blob``'s index."""
         total = 0
         for suffix in (".idx", ".win"):
-            try:
+            with contextlib.suppress(OSError):
                 total += self.path(blob).with_suffix(suffix).stat().st_blocks * 512
-            except FileNotFoundError:
-                continue
         return total
+
+
+def _remove(path: Path) -> None:
+    """Whatever has the name of a file of ours; what can't go stays and is named."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError as error:
+        log.error("%s is not removed: %s", path, error)

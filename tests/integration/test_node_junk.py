@@ -71,3 +71,17 @@ def test_foreign_things_and_bad_records_are_passed_over(at: Node) -> None:
     assert len(layer_mounts(at)) == len(records)
     assert not at.drop(case.reference).kept
     assert "Traceback" not in at.ember.log()
+
+
+def test_an_index_that_is_no_file_spoils_nothing_but_itself(at: Node) -> None:
+    case = lazily(at, "noindex")
+    at.ember.stop()
+    for index in (at.ember.root / "index").glob("*.idx"):
+        index.unlink()
+        (index / "inside").mkdir(parents=True)
+    restart(at)
+    assert at.image(case.reference)["plain_bytes"] == 0
+    with at.mounted(case.chain_id) as root:
+        assert content(case, root)
+    assert at.image(case.reference)["plain_bytes"]
+    assert "Traceback" not in at.ember.log()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from snapshotter.content import Digest
+from snapshotter.errors import UnavailableError
 from snapshotter.imagefs import shelf as shelf_module
 from snapshotter.imagefs.shelf import BROKEN_KEPT, Shelf
 from tests.fakes.lazy import digest
@@ -69,3 +71,32 @@ def test_only_the_last_few_broken_indexes_are_kept(shelf: Shelf) -> None:
         assert shelf.get(blob) is None
     left = {path.stem for path in shelf.directory.glob("*.broken")}
     assert left == {blob.hex for blob in blobs[3:]}
+
+
+def test_whatever_lies_where_an_index_should_be_is_put_aside(shelf: Shelf) -> None:
+    directory, pipe, loop = digest("directory"), digest("pipe"), digest("loop")
+    (shelf.path(directory) / "inside").mkdir(parents=True)
+    (shelf.path(directory).with_suffix(".broken") / "inside").mkdir(parents=True)
+    os.mkfifo(shelf.path(pipe))
+    shelf.path(loop).symlink_to(shelf.path(loop))
+    blobs = [directory, pipe, loop]
+    assert shelf.glance(blobs) == {}
+    assert [shelf.get(blob) for blob in blobs] == [None, None, None]
+    assert not any(os.path.lexists(shelf.path(blob)) for blob in blobs)
+    for blob in blobs:
+        shelf.drop(blob)
+        assert not list(shelf.directory.glob(f"{blob.hex}*"))
+
+
+def test_an_index_is_not_given_up_because_the_node_has_no_descriptor_left(
+    shelf: Shelf,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(UnavailableError, match="just now"):
+            shelf.get(sha256(ONE))
+        assert shelf.glance([sha256(ONE)]) == {}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert shelf.get(sha256(ONE)) is not None
