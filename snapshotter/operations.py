@@ -25,6 +25,7 @@ from snapshotter.errors import (
     NotFoundError,
 )
 from snapshotter.imagefs.catalog import Image, Layer
+from snapshotter.imagefs.decision import ImageDocument
 from snapshotter.imagefs.documents import chain_ids
 from snapshotter.oci.platform import Platform, host_platform
 from snapshotter.oci.reference import parse_reference
@@ -135,12 +136,16 @@ class DaemonOperations:
             Layer(layer.digest, layer.diff_id, chain_id, layer.size)
             for layer, chain_id in zip(resolved.layers, chain_ids(diff_ids), strict=True)
         )
-        known = self._parts.catalog.image(resolved.manifest_digest) or self._stands_on(layers)
+        name, manifest = resolved.reference, resolved.manifest_digest
+        stands = self._stands_on(layers)
+        known = self._parts.catalog.image(manifest) or stands
+        document = ImageDocument(manifest, str(name), name.name, layers)
+        given = stands is not None and await self._parts.decider.may_read(document)
         await self._parts.catalog.remember(
             Image(
-                resolved.manifest_digest,
-                (str(resolved.reference),),
-                (resolved.reference.name,),
+                manifest,
+                (str(name),),
+                (name.name,) if given else (),
                 layers,
                 known.lazy if known is not None else False,
                 known.reason if known is not None else "",

@@ -6,6 +6,7 @@ nor await. Nothing here is shown to containerd: warm images must not look like s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterable
@@ -13,6 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import InvalidArgumentError
+from snapshotter.oci.reference import parse_reference
 from snapshotter.snapshots.schema import SchemaPiece
 
 T = TypeVar("T")
@@ -71,8 +74,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A manifest that was seen on this node, with every name and repository it was seen under.
+    """A manifest that was seen on this node, with every name it was seen under.
 
+    ``repositories`` are those that have given all of its layers to this node (admission.py).
     ``leaving``: it was removed while something stood on it, and goes when nothing does any more.
     """
 
@@ -268,7 +272,7 @@ class Catalog:
             for image in self.images()
             if text in image.names
             or any(name.rsplit("@", 1)[0] == text for name in image.names)
-            or any(f"{place}@{image.manifest}" == text for place in image.repositories)
+            or any(f"{place}@{image.manifest}" == text for place in _places(image))
             or (len(bare) >= 6 and image.manifest.hex.startswith(bare))
         ]
 
@@ -285,6 +289,10 @@ class Catalog:
         images = self.images_of_blob(blob)
         return sorted({name for image in images for name in image.names or (str(image.manifest),)})
 
+    def is_given(self, repository: str, blob: Digest) -> bool:
+        """Whether ``repository`` has given ``blob``, to an image that is known."""
+        return any(repository in image.repositories for image in self.images_of_blob(blob))
+
     def origins(self, blob: Digest) -> list[BlobRef]:
         """Where ``blob`` can be had: each repository of each image that has it, last seen first."""
         found: dict[str, BlobRef] = {}
@@ -294,3 +302,12 @@ class Catalog:
             for repository in image.repositories:
                 found.setdefault(repository, BlobRef(repository, blob, size))
         return list(found.values())
+
+
+def _places(image: Image) -> set[str]:
+    """The repositories that the image was seen in."""
+    places = set(image.repositories)
+    for name in image.names:
+        with contextlib.suppress(InvalidArgumentError):
+            places.add(parse_reference(name).name)
+    return places

@@ -17,13 +17,14 @@ from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import EmberError, UnauthorizedError
 from snapshotter.image.index import LayerIndex
+from snapshotter.imagefs.admission import Admission, Giver
 from snapshotter.imagefs.catalog import Catalog, Image, Layer
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.snapshots.lazy import LayerClaim
 
 log = logging.getLogger(__name__)
 
-YES_HOLDS_S = 60.0
+HOLDS_S = 60.0
 PENDING_DECISIONS = 1024
 
 NO_LABELS = (
@@ -48,8 +49,8 @@ class Documents(Protocol):
     async def image(self, namespace: str, manifest: Digest, reference: str) -> ImageDocument: ...
 
 
-class Origin(Protocol):
-    """Asks the registry whether this node may read the image."""
+class Origin(Giver, Protocol):
+    """Asks the registry whether this node may read the image, and a layer."""
 
     async def check(self, reference: str, manifest: Digest) -> None:
         """Return if readable; UnauthorizedError, NotFoundError or UnavailableError if not."""
@@ -90,22 +91,32 @@ class Decision:
 class _Pull:
     """What was decided for a pull of an image, and the chains that were answered with it."""
 
+    reference: str | None
     decision: Decision
+    claimed_s: float
     answered: set[str] = field(default_factory=set)
 
     def has(self, claim: LayerClaim, now_s: float) -> bool:
         """Whether ``claim`` belongs to this pull, so that what was decided holds for it too.
 
         A lazy pull is over within moments: nothing is fetched between its layers. One that
-        containerd does itself may take an hour, and indexing begins meanwhile. It goes on as long
-        as a layer is unpacked, and with the layer above each that was.
+        containerd does itself may take an hour, and indexing begins meanwhile: it goes on with the
+        layer above each that it was left, and other clients come to it while that is unpacked.
+        Of a pull that failed the snapshot stays until containerd collects its garbage.
         """
-        if self.decision.lazy:
-            return now_s - self.decision.made_s < YES_HOLDS_S
-        if claim.being_unpacked:
+        if self.decision.lazy:  # what one repository gives is no other's to give
+            young = now_s - self.decision.made_s < HOLDS_S
+            return young and claim.image_ref == self.reference
+        if claim.being_unpacked and now_s - self.claimed_s < HOLDS_S:
             return True
         parent = claim.below[-1].chain_id if claim.below else None
         return parent in self.answered and claim.chain_id not in self.answered
+
+    def answer(self, claim: LayerClaim, now_s: float) -> Decision:
+        """The decision, for ``claim`` too."""
+        self.claimed_s = now_s
+        self.answered.add(claim.chain_id)
+        return self.decision
 
 
 class Decider:
@@ -128,6 +139,7 @@ class Decider:
         self._shelf = shelf
         self._documents = documents
         self._origin = origin
+        self._admission = Admission(catalog, origin)
         self._streams = streams
         self._view_complete = view_complete
         self._index_later = index_later
@@ -135,31 +147,31 @@ class Decider:
         self.unlabelled = 0
         """Layers that were prepared without a word of their image, since the daemon's start."""
         self._pulls: dict[tuple[str, str], _Pull] = {}
-        self._pending: dict[tuple[str, str], asyncio.Task[_Pull]] = {}
+        self._pending: dict[tuple[str, str, str | None], asyncio.Task[_Pull]] = {}
 
     async def decide(self, claim: LayerClaim) -> Decision:
-        """The decision for the image that ``claim`` belongs to; never raises, never waits long."""
+        """The decision for the image that ``claim`` belongs to; no if it can't be made in time."""
         if not claim.manifest_digest or not claim.layer_digest:
             self.unlabelled += 1
             return self._no(NO_LABELS)
         key = (claim.namespace, str(claim.manifest_digest))
         pull = self._pulls.get(key)
         if pull is not None and pull.has(claim, self._clock.monotonic_s()):
-            pull.answered.add(claim.chain_id)
-            return pull.decision
-        task = self._pending.get(key)
+            return pull.answer(claim, self._clock.monotonic_s())
+        asked = (*key, claim.image_ref)
+        task = self._pending.get(asked)
         if task is None:
             if len(self._pending) >= PENDING_DECISIONS:
                 return self._no("too many images are being decided on at once")
             task = asyncio.create_task(self._begin(key, claim), name=f"decide {key[1]}")
-            self._pending[key] = task
-            task.add_done_callback(lambda _: self._pending.pop(key, None))
+            self._pending[asked] = task
+            task.add_done_callback(lambda _: self._pending.pop(asked, None))
         pull = await asyncio.shield(task)
-        pull.answered.add(claim.chain_id)
-        return pull.decision
+        return pull.answer(claim, self._clock.monotonic_s())
 
     async def _begin(self, key: tuple[str, str], claim: LayerClaim) -> _Pull:
-        pull = _Pull(await self._make(claim))
+        decision = await self._make(claim)
+        pull = _Pull(claim.image_ref, decision, decision.made_s)
         self._pulls.pop(key, None)
         while len(self._pulls) >= PENDING_DECISIONS:
             self._pulls.pop(next(iter(self._pulls)))
@@ -174,25 +186,33 @@ class Decider:
     def _no(self, reason: str, layers: tuple[Layer, ...] = ()) -> Decision:
         return Decision(False, reason, layers, self._clock.monotonic_s())
 
+    async def may_read(self, document: ImageDocument) -> bool:
+        """Whether the document's repository gives all of its layers to this node."""
+        deadline_s = self._deadline_s()
+        asked = self._admission.check(document.repository, document.layers)
+        return await self._refusal(asked, deadline_s) is None
+
+    def _deadline_s(self) -> float:
+        return asyncio.get_running_loop().time() + self._policy.timeout_s
+
     async def _make(self, claim: LayerClaim) -> Decision:
         manifest = Digest.parse(str(claim.manifest_digest))
+        deadline_s = self._deadline_s()
         reason: str | None
-        document = await self._within(
-            self._documents.image(claim.namespace, manifest, claim.image_ref or "")
-        )
+        document = await self._read(claim, manifest, deadline_s)
         if isinstance(document, str):
             reason = f"manifest and config of {manifest} can't be read: {document}"
             document = ImageDocument(manifest, claim.image_ref or "", "", ())
             if self._catalog.image(manifest) is not None:
                 return self._no(reason)
         else:
-            reason = await self._obstacle(claim.namespace, document)
+            reason = await self._obstacle(claim.namespace, document, deadline_s)
         lazy = reason is None
         await self._catalog.remember(
             Image(
                 manifest,
                 (document.reference,) if document.reference else (),
-                (document.repository,) if document.repository else (),
+                (document.repository,) if lazy else (),
                 document.layers,
                 lazy,
                 reason or "",
@@ -204,10 +224,12 @@ class Decider:
         log.info("%s: %s", document.reference, "lazy" if lazy else f"not lazy: {reason}")
         return Decision(lazy, reason or "", document.layers, self._clock.monotonic_s())
 
-    async def _within(self, work: Awaitable[ImageDocument]) -> ImageDocument | str:
+    async def _read(
+        self, claim: LayerClaim, manifest: Digest, deadline_s: float
+    ) -> ImageDocument | str:
         try:
-            async with asyncio.timeout(self._policy.timeout_s):
-                return await work
+            async with asyncio.timeout_at(deadline_s):
+                return await self._documents.image(claim.namespace, manifest, claim.image_ref or "")
         except TimeoutError:
             return f"no answer within {self._policy.timeout_s:g} s"
         except EmberError as error:
@@ -216,9 +238,33 @@ class Decider:
     def _unindexed(self, document: ImageDocument) -> list[Layer]:
         return [layer for layer in document.layers if self._shelf.get(layer.blob) is None]
 
-    async def _obstacle(self, namespace: str, document: ImageDocument) -> str | None:
-        if self._policy.no_path is not None:
-            return self._policy.no_path
+    async def _obstacle(
+        self, namespace: str, document: ImageDocument, deadline_s: float
+    ) -> str | None:
+        """Why not: first what is known here, then what the registry has to be asked."""
+        reason = self._policy.no_path or self._fault(document)
+        if reason is not None:
+            return reason
+        missing = self._unindexed(document)
+        here = not missing and await self._all_here(document, deadline_s)
+        if here is None:
+            return f"what is here of it could not be seen within {self._policy.timeout_s:g} s"
+        if not here:
+            asked = self._origin.check(document.reference, document.manifest)
+            reason = await self._refusal(asked, deadline_s)
+        unknown = [
+            layer for layer in missing if not self._streams.running(layer.blob, layer.diff_id)
+        ]
+        if reason is None and unknown and self._policy.mode != "stream":
+            reason = self._too_long(document, unknown)
+            if reason is not None:
+                self._index_later(namespace, document, unknown)
+        if reason is None:
+            asked = self._admission.check(document.repository, document.layers)
+            reason = await self._refusal(asked, deadline_s)
+        return reason
+
+    def _fault(self, document: ImageDocument) -> str | None:
         for layer in document.layers:
             fault = self._catalog.fault(layer.blob, layer.diff_id)
             if fault is not None:
@@ -229,32 +275,31 @@ class Decider:
                     f"layer {layer.blob} unpacks to {index.diff_id}, but the image's config"
                     f" promises {layer.diff_id}"
                 )
-        missing = self._unindexed(document)
-        if missing or not await self._all_here(document):
-            unreachable = await self._unreachable(document)
-            if unreachable is not None:
-                return unreachable
-        unknown = [
-            layer for layer in missing if not self._streams.running(layer.blob, layer.diff_id)
-        ]
-        if not unknown or self._policy.mode == "stream":
-            return None
-        reason = self._too_long(document, unknown)
-        if reason is not None:
-            self._index_later(namespace, document, unknown)
-        return reason
+        return None
 
-    async def _all_here(self, document: ImageDocument) -> bool:
+    async def _all_here(self, document: ImageDocument, deadline_s: float) -> bool | None:
+        """None if it can't be said in time. Views are being opened then, and not in the middle of
+        that is anything cancelled."""
+        task = asyncio.create_task(self._look(document), name=f"look at {document.manifest}")
+        left_s = deadline_s - asyncio.get_running_loop().time()
+        await asyncio.wait([task], timeout=max(0.0, left_s))
+        if task.done():
+            return task.result()
+        task.add_done_callback(_let_go)
+        return None
+
+    async def _look(self, document: ImageDocument) -> bool:
         for layer in document.layers:
             index = self._shelf.get(layer.blob)
             if index is None or not await self._view_complete(index):
                 return False
         return True
 
-    async def _unreachable(self, document: ImageDocument) -> str | None:
+    async def _refusal(self, asked: Awaitable[None], deadline_s: float) -> str | None:
+        """Why the registry does not give what it is ``asked`` for."""
         try:
-            async with asyncio.timeout(self._policy.timeout_s):
-                await self._origin.check(document.reference, document.manifest)
+            async with asyncio.timeout_at(deadline_s):
+                await asked
         except UnauthorizedError as error:
             return f"Ember has no credentials for it (containerd does not hand on its own): {error}"
         except TimeoutError:
@@ -283,3 +328,8 @@ class Decider:
             if not self._streams.running(layer.blob, layer.diff_id):
                 blob = BlobRef(document.repository, layer.blob, layer.size_bytes)
                 self._streams.start(blob, layer.diff_id)
+
+
+def _let_go(task: asyncio.Task[bool]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.warning("%s: %s", task.get_name(), task.exception())

@@ -21,6 +21,10 @@ class RegistryOrigin:
         """Return if this node may read the image: its manifest, by digest, is asked for."""
         await self._registry.manifest(_pinned(reference, manifest))
 
+    async def gives(self, blob: BlobRef) -> None:
+        """Return if this node may read ``blob`` in its repository."""
+        await self._registry.check(blob)
+
     async def manifest_bytes(self, reference: str, digest: Digest) -> bytes:
         """A manifest by digest, unverified: the caller checks it."""
         return (await self._registry.manifest(_pinned(reference, digest))).data

@@ -154,6 +154,36 @@ class RegistryClient:
         """
         return BlobStream(self, blob, self._clock).run()
 
+    async def check(self, blob: BlobRef) -> None:
+        """Return if a host gives ``blob``; raises as `manifest` does, after a few tries.
+
+        Its first byte is asked for, as a reader would: a HEAD is not what storage behind a signed
+        redirect answers.
+        """
+        registry, repository = split_name(blob.repository)
+        path, what = f"blobs/{blob.digest}", name_of(blob)
+        first = {"Range": "bytes=0-0"} if blob.size_bytes else {}
+
+        async def ask(host: Host) -> None:
+            request = _request(host, registry, repository, path, first)
+            response = await self._sender.send(request)
+            if response.status in (400, 501):  # it has no ranges
+                await response.close()
+                request = _request(host, registry, repository, path, {})
+                response = await self._sender.send(request)
+            if response.status == 206:
+                await read_body(response, 1)  # to its end, so that the connection is kept
+            elif response.status == 200:
+                await response.close()
+            else:
+                raise await error_for(response, request.url)
+
+        async def once() -> None:
+            hosts = self._book.for_blob(registry, repository, blob.digest)
+            await self._soonest(hosts, Wanted(registry, repository), blob.digest, ask, what)
+
+        await retrying(once, self._clock, self._patience)
+
     async def read(self, blob: BlobRef, extent: Extent) -> AsyncGenerator[bytes, None]:
         """Exactly the bytes of ``extent``, or an error, perhaps after some of them.
 

@@ -183,11 +183,12 @@ def cut(after: int, how: str = "close") -> Change:
 
 
 def flip(position: int = 0) -> Change:
-    """A fault: one byte of the body is wrong."""
+    """A fault: one byte of the body is wrong, if it is that long."""
 
     def change(seen: Seen, answer: Answer) -> Answer:
         body = bytearray(answer.body)
-        body[position] ^= 0xFF
+        if position < len(body):
+            body[position] ^= 0xFF
         answer.body = bytes(body)
         return answer
 

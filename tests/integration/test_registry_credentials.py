@@ -15,10 +15,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.cases.images import digest, gzipped, image
+from tests.cases.tars import file, layer
 from tests.fakes.gates import BasicGate, TokenGate
 from tests.fakes.http_server import Seen
 from tests.fakes.registry import FakeRegistry, answer_with
-from tests.integration.registry_scene import MISS_S, Scene, noisy, read_all, scene_in
+from tests.integration.registry_scene import MISS_S, Scene, noise_blobs, noisy, read_all, scene_in
 from tests.integration.test_node_faults import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -203,3 +205,37 @@ def test_a_token_that_ends_under_many_readers_is_renewed_once(
         assert [ended_well(process) for process in readers] == [""] * len(readers)
     assert len(private.asked("/blobs/")) > 3 * ends_after
     assert gate.tokens == 2
+
+
+def test_a_private_layer_that_is_here_is_for_no_image_whose_repository_does_not_give_it(
+    scene: Scene, private: FakeRegistry
+) -> None:
+    private.gate = BasicGate({USER: PASSWORD})
+    blobs, rows = noise_blobs("kept private")
+    case = image("kept private", blobs, rows)
+    assert scene.node.pull(scene.add(case, private)).lazy_layers == 2
+    with scene.node.mounted(case.chain_id) as root:
+        assert read_all(scene, case, root) == ["", ""]
+    taking = image("taking it", [gzipped(layer(file(b"own", b"own"))), *blobs], rows)
+    reference = scene.add(taking)
+    theirs = scene.registry.repository(taking.repository).blobs
+    for blob in blobs:  # its manifest names them, and that is all
+        del theirs[digest(blob.data)]
+    private.seen.clear()
+    for _ in range(2):
+        with pytest.raises(grpc.RpcError):
+            scene.node.pull(reference)
+        shown = scene.node.image(reference)
+        assert not shown["lazy"]
+        assert digest(blobs[0].data) in shown["reason"]
+    assert private.seen == []
+    for blob in blobs:  # who can give them shares them: they are not fetched again
+        theirs[digest(blob.data)] = blob.data
+    scene.registry.seen.clear()
+    scene.node.containerd.collect_garbage()  # of what the failed pulls began to unpack
+    assert scene.node.pull(reference).lazy_layers == 3
+    with scene.node.mounted(taking.chain_id) as root:
+        assert read_all(scene, taking, root) == ["", ""]
+    for blob in blobs:
+        asked = scene.registry.asked(digest(blob.data))
+        assert [seen.headers["range"] for seen in asked] == ["bytes=0-0"]

@@ -66,11 +66,18 @@ class Documents:
 
 
 class Origin:
-    """A registry that lets everybody in, or refuses."""
+    """A registry that lets everybody in and gives every layer, or refuses."""
 
     def __init__(self) -> None:
         self.error: EmberError | None = None
         self.asked = 0
+        self.refused: dict[Digest, EmberError] = {}
+        self.given: list[BlobRef] = []
+
+    async def gives(self, blob: BlobRef) -> None:
+        if blob.digest in self.refused:
+            raise self.refused[blob.digest]
+        self.given.append(blob)
 
     async def check(self, reference: str, manifest: Digest) -> None:
         self.asked += 1

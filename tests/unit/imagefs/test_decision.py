@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from snapshotter.errors import NotFoundError, UnauthorizedError, UnavailableError
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.catalog import PIECE, Catalog
-from snapshotter.imagefs.decision import NO_LABELS, YES_HOLDS_S, Decider, Policy
+from snapshotter.imagefs.decision import HOLDS_S, NO_LABELS, Decider, Policy
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.snapshots.database import Database
 from tests.fakes.hand_clock import HandClock
@@ -192,6 +193,44 @@ async def test_a_decision_is_forgotten_on_demand(database: Database, tmp_path: P
     assert scene.documents.asked == 2
 
 
+async def test_a_layer_is_asked_for_in_the_images_own_repository_once(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = Scene(database, tmp_path, policy())
+    for _ in range(2):
+        assert (await scene.decider.decide(claim(LAYERS[0]))).lazy
+        scene.decider.forget(digest("manifest"))
+    assert [(ref.repository, ref.digest) for ref in scene.origin.given] == [
+        ("registry.example/app", layer.blob) for layer in LAYERS
+    ]
+    assert [ref.repository for ref in scene.catalog.origins(LAYERS[1].blob)] == [
+        "registry.example/app"
+    ]
+
+
+async def test_a_layer_that_its_repository_does_not_give_makes_no_origin_of_it(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = Scene(database, tmp_path, policy())
+    scene.origin.refused = {LAYERS[1].blob: NotFoundError(f"{LAYERS[1].blob}: 404")}
+    for _ in range(2):  # what was refused once is not let in the second time
+        decision = await scene.decider.decide(claim(LAYERS[0]))
+        assert not decision.lazy
+        assert f"out of Ember's reach: {LAYERS[1].blob}" in decision.reason
+    assert scene.streams.started == []
+    assert scene.catalog.origins(LAYERS[1].blob) == []
+
+
+async def test_what_one_repository_was_told_holds_for_no_other(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = Scene(database, tmp_path, policy())
+    assert (await scene.decider.decide(claim(LAYERS[0]))).lazy
+    scene.origin.error = UnauthorizedError("401")
+    other = replace(claim(LAYERS[0]), image_ref="registry.example/copy:1")
+    assert not (await scene.decider.decide(other)).lazy
+
+
 async def test_a_yes_holds_for_the_moments_that_a_lazy_pull_takes(
     database: Database, tmp_path: Path
 ) -> None:
@@ -200,7 +239,7 @@ async def test_a_yes_holds_for_the_moments_that_a_lazy_pull_takes(
     assert (await scene.decider.decide(claim(one))).lazy
     assert (await scene.decider.decide(claim(two, on=one))).lazy
     assert scene.documents.asked == 1
-    await scene.clock.advance(YES_HOLDS_S)  # another pull: is it still let in?
+    await scene.clock.advance(HOLDS_S)  # another pull: is it still let in?
     scene.origin.error = UnauthorizedError("401")
     assert not (await scene.decider.decide(claim(one))).lazy
 
@@ -229,9 +268,12 @@ async def test_who_comes_to_a_pull_that_goes_on_gets_its_no(
     database: Database, tmp_path: Path
 ) -> None:
     scene = await too_big_as_yet(database, tmp_path)
-    await scene.clock.advance(3600)
-    assert not (await scene.decider.decide(claim(BIG[0], being_unpacked=True))).lazy
+    for _ in range(20):
+        await scene.clock.advance(HOLDS_S / 10)
+        assert not (await scene.decider.decide(claim(BIG[0], being_unpacked=True))).lazy
     assert scene.documents.asked == 1
+    await scene.clock.advance(HOLDS_S)  # it may as well be the leftover of a pull that failed
+    assert (await scene.decider.decide(claim(BIG[0], being_unpacked=True))).lazy
 
 
 @pytest.mark.parametrize("ended_at", range(3))

@@ -14,6 +14,7 @@ from snapshotter.content import BlobRef, Extent
 from snapshotter.errors import (
     CorruptError,
     DeadlineError,
+    EmberError,
     NotFoundError,
     RangeUnsupportedError,
     UnauthorizedError,
@@ -49,6 +50,37 @@ async def test_a_stream_brings_the_whole_blob() -> None:
     async with registry_with(DATA) as (registry, blob), registry_client() as client:
         assert await stream(client, blob) == DATA
         assert [seen.method for seen in registry.seen] == ["GET"]
+
+
+@pytest.mark.parametrize("data", [DATA, b"x", b""])
+@pytest.mark.parametrize("to_a_range", [206, 200, 400, 501])
+async def test_a_blob_that_can_be_read_is_found_out_with_a_byte_of_it(
+    data: bytes, to_a_range: int
+) -> None:
+    async with registry_with(data) as (registry, blob), registry_client() as client:
+        if to_a_range == 200:
+            registry.inject(lambda seen, answer: Answer(200, body=data), is_range)
+        elif to_a_range != 206:
+            registry.inject(answer_with(to_a_range), is_range)
+        await client.check(blob)
+        asked = [seen.headers.get("range") for seen in registry.seen]
+        assert asked[:1] == (["bytes=0-0"] if data else [None])
+        assert asked[1:] == ([None] if data and to_a_range >= 400 else [])
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "asked"),
+    [(404, NotFoundError, 1), (403, UnauthorizedError, 1), (503, UnavailableError, 3)],
+)
+async def test_a_blob_that_cannot_be_read_is_found_out_too(
+    status: int, error: type[EmberError], asked: int
+) -> None:
+    clock = SkippingClock()
+    async with registry_with(DATA) as (registry, blob), registry_client(clock=clock) as client:
+        registry.inject(answer_with(status), is_blob)
+        with pytest.raises(error):
+            await client.check(blob)
+        assert len(registry.asked("/blobs/")) == asked
 
 
 async def test_an_empty_blob_is_empty() -> None:
