@@ -119,15 +119,18 @@ def keep_pulls(config: Config, data_path: DataPath, pulls: PullCredentials) -> N
 
 async def open_store(config: Config, choice: EngineChoice, clock: Clock, undo: Undo) -> ViewStore:
     """L1."""
-    settings = StoreConfig(
-        config.root,
-        upkeep_s=config.cache.flush_interval,
-        space=space_limits(config),
-    )
+    settings = store_config(config)
     store = ViewStore(settings, choice.engine, in_use=mounts.view_is_open, clock=clock)
     await store.start()
     undo.later(store.close)
     return store
+
+
+def store_config(config: Config) -> StoreConfig:
+    """How L1 is kept."""
+    return StoreConfig(
+        config.root, upkeep_s=config.cache.flush_interval, space=space_limits(config)
+    )
 
 
 def space_limits(config: Config) -> SpaceLimits:
@@ -142,21 +145,22 @@ def open_origins(
     config: Config, pulls: PullCredentials, clock: Clock, undo: Undo
 ) -> RegistryClient:
     """The client of all registries; ``pulls`` are the credentials that the CRI proxy learns."""
-    settings = config.registry
-    client = open_registry(
-        RegistrySettings(
-            certs_dirs=(settings.hosts_dir,),
-            plain_http=settings.plain_http,
-            docker_configs=settings.docker_config,
-            kubelet_config=settings.credential_provider_config,
-            kubelet_programs_dir=settings.credential_provider_bin_dir,
-            limits=transport_limits(config),
-        ),
-        clock,
-        pulls=pulls,
-    )
+    client = open_registry(registry_settings(config), clock, pulls=pulls)
     undo.later(client.close)
     return client
+
+
+def registry_settings(config: Config) -> RegistrySettings:
+    """Where credentials, mirrors and certificates are looked for."""
+    settings = config.registry
+    return RegistrySettings(
+        certs_dirs=(settings.hosts_dir,),
+        plain_http=settings.plain_http,
+        docker_configs=settings.docker_config,
+        kubelet_config=settings.credential_provider_config,
+        kubelet_programs_dir=settings.credential_provider_bin_dir,
+        limits=transport_limits(config),
+    )
 
 
 def transport_limits(config: Config) -> TransportLimits:

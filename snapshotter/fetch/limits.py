@@ -16,8 +16,8 @@ class RoadLimits:
     fetched by itself.
     """
 
-    miss_timeout_s: float = 240.0
-    demand_slots: int = 64
+    miss_timeout_s: float = 300.0
+    demand_slots: int = 32
     background_slots: int = 4
     most_of_one: int | None = None
     """The most slots of each kind that one view may have, where half of all is too many."""

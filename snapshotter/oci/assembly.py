@@ -37,10 +37,7 @@ class RegistrySettings:
 
     certs_dirs: tuple[Path, ...] = (Path("/etc/containerd/certs.d"),)
     plain_http: tuple[str, ...] = ()
-    docker_configs: tuple[Path, ...] = (
-        Path("/root/.docker/config.json"),
-        Path("/var/lib/kubelet/config.json"),
-    )
+    docker_configs: tuple[Path, ...] = (Path("/root/.docker/config.json"),)
     kubelet_config: Path | None = None
     kubelet_programs_dir: Path | None = None
     limits: TransportLimits = field(default_factory=TransportLimits)
