@@ -73,7 +73,12 @@ class DaemonOperations:
         resolved = await parts.registry.resolve(parse_reference(image), wanted)
         if platform and wanted.rank(resolved.platform) is None:
             raise NotFoundError(f"{image} is for {resolved.platform}, not for {wanted}")
-        yield PullEvent("resolved", total=len(resolved.layers), digest=str(resolved.target_digest))
+        yield PullEvent(
+            "resolved",
+            total=len(resolved.layers),
+            digest=str(resolved.target_digest),
+            namespace=namespace,
+        )
         await self._remember_origin(resolved)
         by_cri = (
             namespace == cri.NAMESPACE
@@ -90,6 +95,7 @@ class DaemonOperations:
             total=len(resolved.layers),
             digest=str(resolved.target_digest),
             reason=known.reason if known is not None else "",
+            namespace=namespace,
         )
 
     async def _by_cri(self, resolved: ResolvedImage, report: Report) -> None:

@@ -47,6 +47,7 @@ def run(daemon: Daemon, image: str, namespace: str, platform: str, as_json: bool
                 {
                     "image": image,
                     "digest": last.digest,
+                    "namespace": last.namespace,
                     "layers": last.total,
                     "lazy_layers": lazy,
                     "why_not_lazy": last.reason,
@@ -59,4 +60,5 @@ def run(daemon: Daemon, image: str, namespace: str, platform: str, as_json: bool
     how = f"{lazy} of {several(last.total, 'layer')} lazy"
     if last.reason:
         how += f"; not lazy: {last.reason}"
-    typer.echo(f"{image} {last.digest} in {seconds:.2f} s ({how})")
+    where = f"namespace {last.namespace}"
+    typer.echo(f"{image} {last.digest} in {where} after {seconds:.2f} s ({how})")

@@ -28,6 +28,7 @@ class PullEvent:
     digest: str = ""
     reason: str = ""
     percent: int = 0
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
                     state=event.state,
                     reason=event.reason,
                     percent=event.percent,
+                    namespace=event.namespace,
                 )
         except EmberError as error:
             await context.abort(*status_of(error, "pull"), MARK)

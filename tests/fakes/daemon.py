@@ -95,7 +95,7 @@ class FakeOperations:
         PullEvent("lazy", 0, 2, "sha256:l0"),
         PullEvent("fetching", 1, 2, "sha256:l1"),
         PullEvent("unpacked", 1, 2, "sha256:l1"),
-        PullEvent("done", total=2, digest="sha256:d"),
+        PullEvent("done", total=2, digest="sha256:d", namespace="k8s.io"),
     )
     removal: Removal = field(default_factory=lambda: Removal(1500, ("image sha256:1",), ()))
     states: tuple[DrainState, ...] = (DrainState(1, 5000, ()), DrainState(0, 0, ()))

@@ -130,6 +130,7 @@ def test_what_the_document_says_to_try_works(installed: KubeletNode) -> None:
             done = ember(installed, *words)
             assert (done.returncode, done.stderr) == (0, "")
             assert reference in done.stdout
+            assert words[0] != "pull" or " in namespace k8s.io after " in done.stdout
         else:
             words = words[: words.index("python3")]
             words[words.index("t")] = f"{installed.namespace}-t"

@@ -22,6 +22,7 @@ ESCAPE = "\x1b"
 PULLED = {
     "image": "app",
     "digest": "sha256:d",
+    "namespace": "k8s.io",
     "layers": 2,
     "lazy_layers": 1,
     "why_not_lazy": "",
