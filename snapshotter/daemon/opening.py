@@ -53,21 +53,25 @@ def directory(config: Config, name: str) -> Path:
 
 
 def take_lock(config: Config, undo: Undo) -> None:
-    """Two daemons on one cache would undo each other's work: the second one goes away."""
-    try:
-        for each in (config.root, config.state):
-            each.mkdir(mode=0o711, parents=True, exist_ok=True)
-        descriptor = os.open(config.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"{config.root} can't be used as cache: {error}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise FailedPreconditionError(
-            f"another daemon works on {config.root}; stop it, or set another root"
-        ) from None
-    undo.later(os.close, descriptor)
+    """Two daemons on one cache would undo each other's work: the second one goes away.
+
+    So would two on one state directory: they would share mounts, and the guard that answers reads.
+    """
+    for key, path in (("root", config.root), ("state", config.state)):
+        try:
+            path.mkdir(mode=0o711, parents=True, exist_ok=True)
+            descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            what = "as cache" if key == "root" else "for what is of this boot"
+            raise ConfigError(f"{path} can't be used {what}: {error}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise FailedPreconditionError(
+                f"another daemon works on {path}; stop it, or set another {key}"
+            ) from None
+        undo.later(os.close, descriptor)
 
 
 def cache_name(config: Config) -> str:
