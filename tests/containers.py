@@ -14,10 +14,12 @@ import signal
 import subprocess
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from bench.bed.process import run
 from ioengine.mounts import mountinfo
+from snapshotter.chunks.presence import decode_header, encode_header
 from tests.cases.images import ImageCase, as_it_is, gzipped, image
 from tests.cases.layers import is_file
 from tests.cases.tars import file, layer
@@ -212,3 +214,12 @@ def deleted_files(pid: int) -> list[str]:
             if link.endswith(" (deleted)") and not link.startswith("/memfd:"):
                 links.append(link)
     return links
+
+
+def as_after_a_power_loss(root: Path) -> None:
+    """Let every presence file of a cache be of another boot, that was not ended in order."""
+    for presence in (root / "presence").iterdir():
+        raw = bytearray(presence.read_bytes())
+        header = decode_header(bytes(raw[:512]))
+        raw[:512] = encode_header(replace(header, boot=bytes(16), clean=False))
+        presence.write_bytes(raw)

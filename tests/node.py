@@ -26,6 +26,7 @@ from bench.bed.bed import Bed
 from bench.bed.containerd import Containerd
 from bench.bed.ember import Ember
 from bench.bed.link import Shape
+from bench.bed.process import BedError
 from ioengine.mounts import unmount
 from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2, snapshots_pb2_grpc
 from snapshotter.rpc.pb.containerd.types import mount_pb2
@@ -75,6 +76,19 @@ class Node:
         )
         self._control = control_pb2_grpc.ControlStub(daemon)
         self._snapshots = snapshots_pb2_grpc.SnapshotsStub(channel)
+
+    def start_again(self) -> None:
+        """Start the daemon, and wait until containerd has redialled it."""
+        self.ember.start()
+        self.connect()
+        assert self.until(self._reached, 15)
+
+    def _reached(self) -> bool:
+        try:
+            self.containerd.ctr("snapshots", "--snapshotter", "ember", "ls")
+        except BedError:
+            return False
+        return True
 
     def close(self) -> None:
         """Hang up; the bed is the caller's."""

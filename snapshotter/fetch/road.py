@@ -110,33 +110,45 @@ class Road:
 
         What is in doubt is read back from the disk, and fetched again where it is not right. At
         most ``bytes_per_s`` plain bytes a second (None: as fast as it goes). Raises as ensure()
-        for the first part that cannot be had; cancel it to stop.
+        for the first part that cannot be had; cancel it to stop. A view that is closed meanwhile
+        is let go of.
         """
         view = (await self._lane(view_id)).view
         for _ in range(_COMPLETE_ROUNDS):
             await self._fill(view, bytes_per_s)
-            await view.flush()
+            if self._is_open(view):
+                await view.flush()
             if not await self._prove(view, bytes_per_s):
                 return
         raise UnavailableError(
             f"{view.path}: what is written there comes back wrong; check this disk"
         )
 
+    def _is_open(self, view: View) -> bool:
+        return self._store.get(view.digest) is view
+
     async def _fill(self, view: View, bytes_per_s: int | None) -> None:
         limits = self.limits
         for start in range(0, view.length_bytes, limits.window_bytes):
             window = Extent(start, limits.window_bytes)
+            if not self._is_open(view):
+                return
             missing = len(view.missing(window))
             if not missing:
                 continue
             started_s = self._clock.monotonic_s()
-            await self.ensure(view.digest, window, demand=False)
+            try:
+                await self.ensure(view.digest, window, demand=False)
+            except UnavailableError:
+                if view.digest in self._lanes:
+                    raise
+                return  # stopped: somebody lets go of the view
             await self._pace(started_s, missing * view.chunk_bytes, bytes_per_s)
 
     async def _prove(self, view: View, bytes_per_s: int | None) -> bool:
         """Read back all that is in doubt; whether some of it was lost."""
         lost = 0
-        while view.unproved():
+        while self._is_open(view) and view.unproved():
             started_s = self._clock.monotonic_s()
             report = await view.prove(_PROVE_CHUNKS)
             if not report.proved and not report.lost:

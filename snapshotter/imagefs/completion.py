@@ -44,6 +44,7 @@ class Completion:
         self._bytes_per_s = bytes_per_s
         self._awake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._retry: asyncio.Task[None] | None = None
         self.current: Digest | None = None
 
     def start(self) -> None:
@@ -57,19 +58,24 @@ class Completion:
 
     async def stop(self) -> None:
         """Stop in the middle; nothing that has arrived is lost."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in (self._task, self._retry):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
             await self._awake.wait()
             self._awake.clear()
             await self._clock.sleep(self._delay_s)
-            failed = await self._round()
-            if failed:
-                await self._clock.sleep(RETRY_S)
-                self._awake.set()
+            if self._retry is not None:
+                self._retry.cancel()
+            if await self._round():
+                self._retry = asyncio.create_task(self._wake_later(), name="completion, again")
+
+    async def _wake_later(self) -> None:
+        await self._clock.sleep(RETRY_S)
+        self._awake.set()
 
     async def _round(self) -> bool:
         """Try once to complete each view; True if one could not be."""

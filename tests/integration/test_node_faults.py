@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -24,11 +23,10 @@ from bench.bed.bed import drop_page_cache
 from bench.bed.link import Shape
 from bench.bed.process import BedError
 from ioengine.mounts import unmount
-from snapshotter.chunks.presence import Header, decode_header, encode_header
 from tests.cases.images import ImageCase, as_it_is, gzipped, image
 from tests.cases.layers import is_file
 from tests.cases.tars import file, layer
-from tests.containers import keepers, layer_mounts
+from tests.containers import as_after_a_power_loss, keepers, layer_mounts
 from tests.node import Node, node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -105,18 +103,7 @@ def lazily(at: Node, case: ImageCase) -> None:
 
 
 def restart(at: Node) -> None:
-    """Start the daemon again, and wait until containerd has redialled it."""
-    at.ember.start()
-    at.connect()
-    assert at.until(lambda: reached(at), 15)
-
-
-def reached(at: Node) -> bool:
-    try:
-        at.containerd.ctr("snapshots", "--snapshotter", "ember", "ls")
-    except BedError:
-        return False
-    return True
+    at.start_again()
 
 
 @pytest.fixture(scope="module")
@@ -278,14 +265,6 @@ def test_a_pull_that_is_cut_short_is_simply_done_again(slow: Node) -> None:
         assert ended_well(reader(root / name, sha256_of(case, name))) == ""
 
 
-def as_after_a_boot(presence: Path) -> None:
-    """Let a presence file be of another boot, that was not ended in order."""
-    raw = bytearray(presence.read_bytes())
-    header: Header = decode_header(bytes(raw[:512]))
-    raw[:512] = encode_header(replace(header, boot=bytes(16), clean=False))
-    presence.write_bytes(raw)
-
-
 def test_after_a_reboot_with_the_registry_down_everything_that_was_here_is_here(
     fresh: Node,
 ) -> None:
@@ -300,8 +279,7 @@ def test_after_a_reboot_with_the_registry_down_everything_that_was_here_is_here(
         unmount(target, detach=True)
     for leftover in sorted(fresh.ember.state.rglob("*"), reverse=True):
         leftover.rmdir() if leftover.is_dir() else leftover.unlink()
-    for presence in (fresh.ember.root / "presence").iterdir():
-        as_after_a_boot(presence)
+    as_after_a_power_loss(fresh.ember.root)
     fresh.bed.registry.stop()
     restart(fresh)
     with fresh.mounted(case.chain_id) as root:

@@ -17,7 +17,7 @@ import pytest
 
 from ioengine.mounts import unmount
 from tests.cases.images import ImageCase
-from tests.containers import layer_mounts, reading_image
+from tests.containers import as_after_a_power_loss, layer_mounts, reading_image
 from tests.node import Node, mount, node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -51,8 +51,7 @@ def test_a_layer_whose_removal_a_crash_cut_short_is_unmounted_by_the_next_daemon
         database.execute("PRAGMA foreign_keys = ON")
         database.execute("DELETE FROM snapshots")
         database.commit()
-    at.ember.start()
-    at.connect()
+    at.start_again()
     assert layer_mounts(at) == []
     assert not list((at.ember.state / "layers").iterdir())
 
@@ -115,8 +114,7 @@ def test_what_is_lazy_already_is_served_with_the_lazy_mode_off(at: Node) -> None
         at.ember.stop()
         at.ember.configure(sections={"lazy": {"mode": "off"}})
         waiting = subprocess.Popen(["cat", root / first], stdout=subprocess.PIPE)
-        at.ember.start()
-        at.connect()
+        at.start_again()
         assert waiting.communicate(timeout=30)[0] == (root / first).read_bytes()
         assert all((root / name).read_bytes() for name in others)
         assert at.image(case.reference)["suspect"] == ""
@@ -126,3 +124,48 @@ def test_what_is_lazy_already_is_served_with_the_lazy_mode_off(at: Node) -> None
     plain = reading_image(b"\x7fELF", "plain")
     plain.push(at.bed.registry)
     assert at.pull(plain.reference).lazy_layers == 0
+
+
+def test_what_a_power_loss_left_in_doubt_is_proved_while_the_daemon_answers(at: Node) -> None:
+    """With completion on, as it is for users: a view that lacks only proof is no busy work."""
+    case = reading_image(b"\x7fELF", "doubted", count=12, size=3_000_000)
+    case.push(at.bed.registry)
+    assert at.pull(case.reference).lazy_layers == 2
+    with at.mounted(case.chain_id):
+        pass
+    assert not at.drop(case.reference).kept
+    with at.mounted(case.chain_id):
+        at.ember.complete()
+    at.ember.stop()
+    as_after_a_power_loss(at.ember.root)
+    at.ember.configure(completion=True, sections={"completion": {"delay": 0}})
+    at.start_again()
+    asked = at.status()["tiers"].get("registry", 0)
+    with at.mounted(case.chain_id, writable=True) as root:
+        over = "complete; reads of it cost no events"
+        assert at.until(lambda: at.ember.log().count(over) == 4, 30), at.ember.log()
+        assert all((root / name).read_bytes() for name in case.rows)
+    assert at.status()["tiers"].get("registry", 0) == asked
+
+
+def removed_in_the_middle(at: Node, name: str) -> None:
+    case = reading_image(b"\x7fELF", name, count=4, size=2_000_000)
+    case.push(at.bed.registry)
+    assert at.pull(case.reference).lazy_layers == 2
+    with at.mounted(case.chain_id):
+        pass
+    assert not at.drop(case.reference).kept
+    with at.mounted(case.chain_id):
+        assert at.until(lambda: at.image(case.reference)["here_bytes"] > 0, 20)
+    at.remove(case.reference)
+
+
+def test_an_image_may_be_removed_while_the_rest_of_it_is_being_fetched(at: Node) -> None:
+    at.ember.configure(completion=True, sections={"completion": {"delay": 0, "rate": 2_000_000}})
+    at.ember.stop()
+    at.start_again()
+    pid = at.ember.pid
+    for number in range(3):
+        removed_in_the_middle(at, f"fetching{number}")
+        assert at.status()["daemon"]["pid"] == pid
+    assert "Traceback" not in at.ember.log()

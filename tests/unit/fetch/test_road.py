@@ -412,6 +412,23 @@ async def test_a_tier_faster_than_the_disk_is_held_back(
     assert await bench.read(view, 0, len(plain), demand=demand) == plain
 
 
+async def test_completion_lets_go_of_a_view_that_is_closed_under_it(bench: Bench) -> None:
+    clock = HandClock()
+    await bench.close()
+    await bench.open(clock=clock, window_bytes=64_000)
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    completing = asyncio.create_task(bench.road.complete(view, 10_000))
+    await until(lambda: clock.sleepers > 0 and bool(bench.store.get(view)))
+    await bench.road.stop(view)
+    await bench.store.drop(view)
+    asked = len(bench.tier.asked)
+    while not completing.done():
+        await clock.advance(10.0)
+    await completing
+    assert len(bench.tier.asked) == asked
+    assert bench.store.get(view) is None
+
+
 async def after_a_power_loss(bench: Bench, view: Digest, *, lost: int | None = None) -> None:
     """Open again what another boot left, chunk ``lost`` never having reached the disk."""
     await bench.close()

@@ -49,6 +49,27 @@ async def test_a_view_that_stays_incomplete_is_tried_once_a_round() -> None:
     assert road.incomplete == VIEWS[:2]
     road.stuck.clear()
     road.down.clear()
+    road.incomplete.append(VIEWS[2])
+    road.asked.clear()
+    completion.wake()  # heard during the pause after a failure
+    await settle()
+    await clock.advance(30.0)
+    await settle()
+    assert road.incomplete == []
+    assert completion.current is None
+    await completion.stop()
+
+
+async def test_what_failed_is_tried_again_later() -> None:
+    road, clock = FakeRoad(), HandClock()
+    road.down = {VIEWS[1]}
+    completion = Completion(road, lambda: road.incomplete, clock, 30.0, None)
+    completion.start()
+    await settle()
+    await clock.advance(30.0)
+    await settle()
+    assert road.incomplete == [VIEWS[1]]
+    road.down.clear()
     await clock.advance(RETRY_S)
     await settle()
     await clock.advance(30.0)

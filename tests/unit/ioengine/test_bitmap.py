@@ -65,3 +65,22 @@ def test_a_closed_bitmap_lets_go_of_its_memory() -> None:
     Bitmap(memory, 0, 64).close()
     memory.extend(b"x")
     assert len(memory) == 9
+
+
+def test_a_closed_bitmap_says_so_to_whoever_comes_late() -> None:
+    """Never a look at memory that is unmapped: that would end the process."""
+    bitmap = Bitmap(bytearray(8), 0, 64)
+    rising = bitmap.zeros(0, 64)
+    assert next(rising) == 0
+    bitmap.close()
+    for late in (
+        lambda: next(rising),
+        lambda: list(bitmap.zeros(0, 64)),
+        lambda: bitmap.all(0, 64),
+        lambda: bitmap.get(3),
+        lambda: bitmap.set(3),
+        lambda: bitmap.clear(3),
+        bitmap.population,
+    ):
+        with pytest.raises(ValueError, match=r"closed|released"):
+            late()
