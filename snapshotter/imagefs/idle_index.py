@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 POLL_S = 2.0
 PULL_LIMIT_S = 3600.0
 RETRY_S = 10.0
+FAULT_RETRY_S = 120.0
+"""After a fault of our own, which is not soon over."""
 WAITING = 4096
 
 
@@ -86,20 +88,29 @@ class IdleIndexer:
 
     async def _step(self) -> None:
         """Index one layer that containerd has by now; drop what is done, refused or too old."""
-        for digest, wanted in list(self._wanted.items()):
-            now_s = self._clock.monotonic_s()
-            if now_s < wanted.not_before_s:
-                continue
-            if now_s > wanted.until_s or self._shelf.get(digest) is not None:
-                del self._wanted[digest]
-                continue
+        for wanted in list(self._wanted.values()):
             try:
-                await self._store.blob_size(wanted.namespace, digest)
+                if await self._began(wanted):
+                    return
             except EmberError:
                 continue
+            except Exception:
+                log.exception("layer %s is not indexed; it is tried again", wanted.layer.blob)
+                later_s = self._clock.monotonic_s() + FAULT_RETRY_S
+                self._wanted[wanted.layer.blob] = replace(wanted, not_before_s=later_s)
+
+    async def _began(self, wanted: _Wanted) -> bool:
+        """Whether it was this layer's turn. EmberError: not yet."""
+        now_s, digest = self._clock.monotonic_s(), wanted.layer.blob
+        if now_s < wanted.not_before_s:
+            return False
+        if now_s > wanted.until_s or self._shelf.get(digest) is not None:
             del self._wanted[digest]
-            await self._index(wanted)
-            return
+            return False
+        await self._store.blob_size(wanted.namespace, digest)
+        del self._wanted[digest]
+        await self._index(wanted)
+        return True
 
     async def _index(self, wanted: _Wanted) -> None:
         layer = wanted.layer

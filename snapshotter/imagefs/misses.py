@@ -147,8 +147,8 @@ class MissPump:
         """
         try:
             end = await self._views.length(view)
-        except (EmberError, OSError) as error:
-            self._complaints.add(f"view {view}", Extent(offset, length or 0), str(error))
+        except Exception as error:
+            self._complaints.add(f"view {view}", Extent(offset, length or 0), _told(error))
             return None, errno.EIO
         stop = end if length is None else min(offset + length, end)
         return (Extent(offset, stop - offset) if stop > offset else None), None
@@ -187,8 +187,8 @@ class MissPump:
         why = "no view is known by this file"
         try:
             view = await self._views.by_inode(miss.inode) if miss.inode else None
-        except (EmberError, OSError) as error:
-            view, why = None, str(error)
+        except Exception as error:
+            view, why = None, _told(error)
         if view is None:
             file = f"an unknown file (inode {miss.inode}, process {miss.pid})"
             self._complaints.add(file, Extent(miss.offset, miss.length or 0), why)
@@ -207,8 +207,8 @@ class MissPump:
         self._ahead += 1
         try:
             await self._road.ensure(view, extent, demand=False, deadline_s=AHEAD_S)
-        except EmberError as error:
-            log.debug("reading ahead in %s: %s", view, error)
+        except Exception as error:
+            log.debug("reading ahead in %s: %s", view, _told(error))
         finally:
             self._ahead -= 1
 
@@ -240,8 +240,7 @@ class MissPump:
             self._complaints.add(f"view {view}", extent, str(error))
             return errno.EIO
         except Exception as error:
-            log.exception("filling %s at %d failed", view, extent.offset)
-            self._complaints.add(f"view {view}", extent, f"{type(error).__name__}: {error}")
+            self._complaints.add(f"view {view}", extent, _told(error))
             return errno.EIO
         return None
 
@@ -263,6 +262,14 @@ class MissPump:
                 await self._clock.sleep(STOPPED_S)
             else:
                 return
+
+
+def _told(error: Exception) -> str:
+    """For a line of the log; one that Ember did not raise on purpose is logged with its place."""
+    if isinstance(error, (EmberError, OSError)):
+        return str(error)
+    log.error("answering a read failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _say_why_not(beginning: asyncio.Task[None]) -> None:

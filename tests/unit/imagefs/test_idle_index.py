@@ -14,7 +14,13 @@ from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import NoSpaceError, NotFoundError
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.decision import ImageDocument
-from snapshotter.imagefs.idle_index import POLL_S, PULL_LIMIT_S, RETRY_S, IdleIndexer
+from snapshotter.imagefs.idle_index import (
+    FAULT_RETRY_S,
+    POLL_S,
+    PULL_LIMIT_S,
+    RETRY_S,
+    IdleIndexer,
+)
 from snapshotter.imagefs.ingest import Ingest, Job
 from snapshotter.imagefs.rates import Rates
 from snapshotter.imagefs.shelf import Shelf
@@ -35,6 +41,7 @@ class Scene:
         self.stored: dict[Digest, bytes] = {}
         self.read: list[Digest] = []
         self.full = False
+        self.broken: set[Digest] = set()
         self.gate = asyncio.Event()
         self.clock = HandClock()
         self.shelf = Shelf(directory, lambda view: (), lambda blob: ())
@@ -63,6 +70,8 @@ class Scene:
         raise AssertionError(f"{blob} is not to be fetched")
 
     async def blob_size(self, namespace: str, digest: Digest) -> int:
+        if digest in self.broken:
+            raise ValueError("surprise")
         if digest not in self.stored:
             raise NotFoundError(f"{digest} is not in {namespace}")
         return len(self.stored[digest])
@@ -188,4 +197,20 @@ async def test_a_full_disk_is_tried_again_until_it_has_room_also_long_after_the_
     assert len(scene.read) > 3
     scene.full = False
     await scene.poll(int(RETRY_S / POLL_S) + 2)
+    assert scene.shelf.get(one.blob) is not None
+
+
+async def test_a_surprise_at_one_layer_keeps_none_of_the_others_from_their_turn(
+    scene: Scene,
+) -> None:
+    plains = [layer(file(b"one", b"1")), layer(file(b"two", b"2"))]
+    one, two = map(layer_of, plains)
+    scene.stored = {one.blob: plains[0], two.blob: plains[1]}
+    scene.broken = {one.blob}
+    scene.want(one, two)
+    await asyncio.sleep(0)
+    await scene.poll(2)
+    assert scene.shelf.get(two.blob) is not None
+    scene.broken.clear()
+    await scene.poll(int(FAULT_RETRY_S / POLL_S) + 2)
     assert scene.shelf.get(one.blob) is not None
