@@ -63,17 +63,20 @@ class PullLeases:
         """A new lease in ``namespace``, ended with the block however that ends."""
         lease = f"ember-pull-{secrets.token_hex(8)}"
         self._living.add(lease)
+        # Not cut short: containerd may make it after all, and after we had it deleted.
+        creating = asyncio.create_task(self._create(namespace, lease))
         try:
-            await self._create(namespace, lease)
+            await asyncio.shield(creating)
             yield lease
         finally:
-            self._living.discard(lease)
-            ending = asyncio.create_task(self._end(namespace, lease))
+            ending = asyncio.create_task(self._end(namespace, lease, creating))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
             await asyncio.shield(ending)
 
-    async def _end(self, namespace: str, lease: str) -> None:
+    async def _end(self, namespace: str, lease: str, creating: asyncio.Task[None]) -> None:
+        await asyncio.gather(creating, return_exceptions=True)
+        self._living.discard(lease)
         try:
             await self._delete(namespace, lease)
         except EmberError as error:
@@ -99,6 +102,9 @@ class PullLeases:
                         log.info("lease %s of a pull that was cut short is ended", lease)
         except EmberError as error:
             log.debug("leftover leases are looked for again: %s", error)
+            return False
+        except Exception:
+            log.exception("looking for leftover leases failed; it is tried again")
             return False
         return True
 

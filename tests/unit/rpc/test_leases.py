@@ -29,6 +29,8 @@ class Kept:
         self.leases: dict[tuple[str, str], dict[str, str]] = {}
         self.refusing: set[str] = set()
         self.changed = asyncio.Event()
+        self.creating, self.gate = asyncio.Event(), asyncio.Event()
+        self.gate.set()
         for verb, work in (
             ("Create", self._create),
             ("Delete", self._delete),
@@ -66,6 +68,8 @@ class Kept:
 
     async def _create(self, namespace: str, message: bytes, context: Any) -> bytes:
         request = leases_pb2.CreateRequest.FromString(message)
+        self.creating.set()
+        await self.gate.wait()
         self.leases[namespace, request.id] = dict(request.labels)
         return b""
 
@@ -171,6 +175,27 @@ async def test_a_pull_that_is_cancelled_ends_its_lease(leases: PullLeases, tmp_p
         pulling.cancel()
         await asyncio.gather(pulling, return_exceptions=True)
         assert await kept.left()
+
+
+async def test_a_pull_that_is_cancelled_while_its_lease_is_made_leaves_none(
+    leases: PullLeases, tmp_path: Path
+) -> None:
+    async with Upstream(tmp_path / "containerd.sock") as upstream:
+        kept = Kept(upstream)
+        kept.gate.clear()
+
+        async def pull() -> None:
+            async with leases.hold("default"):
+                raise AssertionError("it was cancelled before")
+
+        pulling = asyncio.create_task(pull())
+        await asyncio.wait_for(kept.creating.wait(), 10)
+        pulling.cancel()
+        await asyncio.sleep(0)
+        kept.gate.set()
+        await asyncio.gather(pulling, return_exceptions=True)
+        assert kept.changed.is_set()
+        assert kept.leases == {}
 
 
 async def test_without_containerd_a_pull_fails_and_says_so(leases: PullLeases) -> None:
