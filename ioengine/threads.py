@@ -143,11 +143,11 @@ def read_fully(fd: int, memory: memoryview, file_offset: int) -> int:
     return done
 
 
-def write_fully(fd: int, memory: memoryview, file_offset: int, *, sync: bool) -> int:
-    """pwritev(2) until all of ``memory`` is written, then fdatasync; the count. Raises OSError."""
-    done = 0
+def write_fully(fd: int, data: bytes | memoryview, file_offset: int, *, sync: bool = False) -> int:
+    """pwrite(2) until all of ``data`` is written, then fdatasync; the count. Raises OSError."""
+    memory, done = memoryview(data), 0
     while done < len(memory):
-        count = os.pwritev(fd, [memory[done:]], file_offset + done)
+        count = os.pwrite(fd, memory[done:], file_offset + done)
         if count == 0:
             raise OSError(errno.EIO, "the file takes no more bytes and gives no reason")
         done += count

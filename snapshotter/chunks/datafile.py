@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from ioengine.threads import write_fully
 from snapshotter.chunks.presence import BLOCK
 from snapshotter.chunks.space import Space, is_full
 from snapshotter.errors import FailedPreconditionError, UnavailableError
@@ -43,14 +44,6 @@ def create_sparse(path: Path, length: int) -> bool:
         os.close(fd)
 
 
-def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """pwrite(2) until everything is written."""
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(fd, rest, offset)
-        rest, offset = rest[written:], offset + written
-
-
 class DataFile:
     """An open data file; ``use()`` brackets every operation, from any thread or the loop."""
 
@@ -77,7 +70,7 @@ class DataFile:
         """Reserve and write through the page cache; blocks. NoSpaceError, DiskError."""
         with self.use():
             self._space.reserve(self.fd, offset, len(data), demand=demand)
-            write_all(self.fd, data, offset)
+            write_fully(self.fd, data, offset)
 
     def reserve(self, offset: int, length: int) -> None:
         """Reserve for a background write; blocks. NoSpaceError, DiskError."""

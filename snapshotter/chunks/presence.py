@@ -22,6 +22,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from ioengine.bitmap import Bitmap
+from ioengine.threads import write_fully
 from snapshotter.content import Digest
 from snapshotter.errors import InvalidArgumentError, RefusedError
 
@@ -172,7 +173,7 @@ class Presence:
         The caller has synced the data of every chunk in it. OSError: the old one still holds.
         """
         slot, generation = 1 - self._slot, self._generation + 1
-        _write_all(self.fd, encode_slot(generation, bitmap), _slot_offset(self.header, slot))
+        write_fully(self.fd, encode_slot(generation, bitmap), _slot_offset(self.header, slot))
         os.fdatasync(self.fd)
         self._slot, self._generation, self.durable = slot, generation, bitmap
 
@@ -220,7 +221,7 @@ class Presence:
         self._write_header(replace(found, clean=settled))
 
     def _write_header(self, header: Header) -> None:
-        _write_all(self.fd, encode_header(header), 0)
+        write_fully(self.fd, encode_header(header), 0)
         os.fdatasync(self.fd)
         self.header = header
 
@@ -279,7 +280,7 @@ def _format(fd: int, header: Header) -> None:
     os.ftruncate(fd, 0)
     os.posix_fallocate(fd, 0, _slot_offset(header, 2))
     os.fsync(fd)
-    _write_all(fd, encode_header(header), 0)
+    write_fully(fd, encode_header(header), 0)
     os.fdatasync(fd)
 
 
@@ -292,12 +293,6 @@ def _read_slots(fd: int, header: Header) -> list[tuple[int, int, bytes]]:
         if decoded is not None:
             slots.append((decoded[0], slot, decoded[1]))
     return slots
-
-
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written
 
 
 def _mask_tail(bitmap: bytes, count: int) -> bytes:

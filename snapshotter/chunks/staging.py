@@ -11,7 +11,8 @@ import os
 import threading
 from pathlib import Path
 
-from snapshotter.chunks.datafile import padded, write_all
+from ioengine.threads import write_fully
+from snapshotter.chunks.datafile import padded
 from snapshotter.chunks.space import Space, is_full
 from snapshotter.content import Digest
 from snapshotter.errors import FailedPreconditionError, NoSpaceError, UnavailableError
@@ -82,7 +83,7 @@ class Staging:
                 raise FailedPreconditionError(f"the stream of {self.view} was ended already")
             try:
                 self._reserve(offset + len(data))
-                write_all(self._fd, data, offset)
+                write_fully(self._fd, data, offset)
             except OSError as error:
                 if is_full(error):
                     raise self._space.full(error.strerror or "full") from error

@@ -39,7 +39,10 @@ class MetadataImages:
     """Writes metadata images into one directory; safe to call again after a kill at any point."""
 
     def __init__(self, directory: Path) -> None:
+        """``directory`` is this daemon's alone: what a killed one was writing there goes."""
         self.directory = directory
+        for leftover in directory.glob("*.tmp"):
+            leftover.unlink()
 
     def of(self, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]) -> MetadataImage:
         """The image for ``index`` on ``below`` (lowest first), each with its key ("" = plain).

@@ -33,8 +33,8 @@ from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2, s
 from snapshotter.rpc.pb.containerd.services.version.v1 import version_pb2_grpc
 from snapshotter.rpc.pb.containerd.types import descriptor_pb2
 from snapshotter.rpc.remote import error_from_rpc, within
+from snapshotter.rpc.server import MAX_MESSAGE_BYTES
 
-MESSAGE_BYTES = 16 * 1024 * 1024
 _CRI_LABEL = "io.cri-containerd.image"
 MESSAGE_S = 120.0
 """Within this each message of a long transfer must come: a commit syncs gigabytes first."""
@@ -51,8 +51,8 @@ class Containerd:
         self.channel = grpc.aio.insecure_channel(
             f"unix:{address}",
             options=[
-                ("grpc.max_receive_message_length", MESSAGE_BYTES),
-                ("grpc.max_send_message_length", MESSAGE_BYTES),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.enable_http_proxy", 0),
                 ("grpc.default_authority", "localhost"),
                 ("grpc.max_reconnect_backoff_ms", 3000),

@@ -32,12 +32,18 @@ from snapshotter.rpc.pb.containerd.services.diff.v1 import diff_pb2, diff_pb2_gr
 from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2, snapshots_pb2_grpc
 from snapshotter.rpc.pb.containerd.types import descriptor_pb2, mount_pb2
 from snapshotter.rpc.remote import error_from_rpc
+from snapshotter.snapshots.labels import (
+    DIFF_ID,
+    IMAGE_LAYERS,
+    IMAGE_REF,
+    LAYER_DIGEST,
+    MANIFEST_DIGEST,
+    MAX_LABEL_BYTES,
+    SNAPSHOT_REF,
+)
 
-LABEL_BYTES = 4096
 REDIALS = 10
 REDIAL_S = 0.5
-_REF = "containerd.io/snapshot.ref"
-_CRI = "containerd.io/snapshot/cri."
 _APPLY_SECONDS = 3600
 
 
@@ -59,20 +65,19 @@ class PullStep:
 
 def layer_labels(image: ResolvedImage, position: int, chain_id: Digest) -> dict[str, str]:
     """What containerd's own unpacker tells a remote snapshotter about layer ``position``."""
-    key = _CRI + "image-layers"
     above = ""
     for layer in image.layers[position:]:
         longer = f"{above},{layer.digest}" if above else str(layer.digest)
-        if len(key) + len(longer) > LABEL_BYTES:
+        if len(IMAGE_LAYERS) + len(longer) > MAX_LABEL_BYTES:
             break
         above = longer
     return {
-        _REF: str(chain_id),
-        _CRI + "image-ref": str(image.reference),
-        _CRI + "manifest-digest": str(image.manifest_digest),
-        _CRI + "layer-digest": str(image.layers[position].digest),
-        key: above,
-        "containerd.io/snapshot/diff-id": str(image.layers[position].diff_id),
+        SNAPSHOT_REF: str(chain_id),
+        IMAGE_REF: str(image.reference),
+        MANIFEST_DIGEST: str(image.manifest_digest),
+        LAYER_DIGEST: str(image.layers[position].digest),
+        IMAGE_LAYERS: above,
+        DIFF_ID: str(image.layers[position].diff_id),
     }
 
 

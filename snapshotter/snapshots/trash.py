@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ioengine.mounts import mountinfo
+
 _log = logging.getLogger(__name__)
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -21,13 +23,8 @@ _MAX_DEPTH = 64
 
 
 def mount_points() -> list[Path]:
-    """Where something is mounted in this mount namespace (proc(5), mountinfo, field 5)."""
-    points = []
-    with open("/proc/self/mountinfo", "rb") as lines:
-        for line in lines:
-            raw = line.split(b" ", 5)[4]
-            points.append(Path(os.fsdecode(_unescaped(raw))))
-    return points
+    """Where something is mounted in this mount namespace."""
+    return [mount.target for mount in mountinfo()]
 
 
 class Trash:
@@ -105,9 +102,3 @@ class Trash:
             return self._delete_directory(top, fd, name, depth + 1)
         os.rename(name, f"deep-{secrets.token_hex(8)}", src_dir_fd=fd, dst_dir_fd=top)
         return True
-
-
-def _unescaped(field: bytes) -> bytes:
-    for code, char in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
-        field = field.replace(code, char)
-    return field

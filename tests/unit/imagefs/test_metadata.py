@@ -64,3 +64,10 @@ def test_only_the_chains_used_last_are_remembered(tmp_path: Path) -> None:
     assert first.exists() and last.exists() and not second.exists()
     assert len(list(folder.iterdir())) == CHAINS_KEPT
     assert on(1) == second and second.exists()
+
+
+def test_what_a_killed_daemon_was_writing_goes_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "ab.123.tmp").write_bytes(b"half")
+    (tmp_path / "ab.erofs").write_bytes(b"whole")
+    MetadataImages(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["ab.erofs"]
