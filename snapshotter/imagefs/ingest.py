@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from snapshotter.chunks.offload import offload
+from snapshotter.chunks.space import is_full
 from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import (
@@ -210,7 +211,8 @@ class Ingest:
             job.error = restated(error)
             log.error("layer %s could not be indexed: %s", job.blob.digest, error)
         except OSError as error:
-            job.error = NoSpaceError(f"indexing layer {job.blob.digest}: {error}")
+            kind = NoSpaceError if is_full(error) else UnavailableError
+            job.error = kind(f"indexing layer {job.blob.digest}: {error}")
             log.error("%s", job.error)
         except asyncio.CancelledError:
             job.error = _stopping(job.blob)

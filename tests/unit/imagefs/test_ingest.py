@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import gzip
 import hashlib
@@ -78,6 +79,7 @@ class Scene:
         self.suspected: list[BlobRef] = []
         self.staged: list[Staged] = []
         self.room_bytes = 1 << 30
+        self.disk_fault: OSError | None = None
         self.directory = directory
         self.refused: list[tuple[Digest, str]] = []
         self.ingest = Ingest(
@@ -104,6 +106,8 @@ class Scene:
     def stage(self, view: Digest, at_least_bytes: int) -> Staged:
         if at_least_bytes > self.room_bytes:
             raise NoSpaceError("no space for chunks")
+        if self.disk_fault is not None:
+            raise self.disk_fault
         self.staged.append(Staged())
         return self.staged[-1]
 
@@ -219,6 +223,20 @@ async def test_a_layer_that_cannot_fit_is_not_asked_for(scene: Scene) -> None:
         await scene.ingest.wait(scene.ingest.start(blob, sha256(PLAIN)), 30)
     assert scene.opened == 0
     scene.room_bytes += 1
+    assert await scene.ingest.wait(scene.ingest.start(blob, sha256(PLAIN)), 30)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, NoSpaceError), (errno.EIO, UnavailableError)]
+)
+async def test_a_fault_of_the_disk_is_called_what_it_is(
+    scene: Scene, number: int, kind: type[EmberError]
+) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    scene.disk_fault = OSError(number, "the disk says so")
+    with pytest.raises(kind, match="the disk says so"):
+        await scene.ingest.wait(scene.ingest.start(blob, sha256(PLAIN)), 30)
+    scene.disk_fault = None
     assert await scene.ingest.wait(scene.ingest.start(blob, sha256(PLAIN)), 30)
 
 
