@@ -31,6 +31,7 @@ from snapshotter.oci.platform import Platform, host_platform
 from snapshotter.oci.reference import parse_reference
 from snapshotter.oci.resolver import ResolvedImage
 from snapshotter.rpc import cri
+from snapshotter.rpc.blob_writer import check_namespace
 from snapshotter.rpc.control import DrainState, PullEvent, Removal
 from snapshotter.rpc.image_records import Record, choose, delete, every_record
 from snapshotter.rpc.pull import Puller, PullStep
@@ -61,6 +62,8 @@ class DaemonOperations:
         default one; an empty ``platform`` is this node's.
         """
         parts = self._parts
+        if namespace:
+            check_namespace(namespace)
         wanted = Platform.parse(platform) if platform else host_platform()
         # Asked before anything is known of an image that cannot come.
         if await parts.containerd.snapshotter_exports(parts.snapshotter) is None:
@@ -174,6 +177,8 @@ class DaemonOperations:
         An empty ``namespace`` is that of a `pull` that names none.
         """
         parts = self._parts
+        if namespace:
+            check_namespace(namespace)
         found, names = self._meant(image)
         gone: Sequence[Record] = ()
         left: Sequence[Record] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,12 @@ from typing import Any
 import grpc
 
 from snapshotter.content import Digest
-from snapshotter.errors import UnavailableError
+from snapshotter.errors import InvalidArgumentError, UnavailableError
 from snapshotter.rpc.pb.containerd.services.content.v1 import content_pb2, content_pb2_grpc
 from snapshotter.rpc.remote import error_from_rpc, within
 
+_NAME = re.compile(r"[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*", re.ASCII)
+_MOST_NAME = 76
 _WRITE_BYTES = 1024 * 1024
 _CHANGE_S = 30.0
 _LOCKED_S = 3600.0
@@ -35,8 +38,21 @@ class Descriptor:
     size_bytes: int
 
 
+def check_namespace(namespace: str) -> None:
+    """InvalidArgumentError for a name that containerd has no namespaces by (pkg/identifiers).
+
+    One that fits into no header would make a call that nobody answers.
+    """
+    if len(namespace) > _MOST_NAME or not _NAME.fullmatch(namespace):
+        raise InvalidArgumentError(
+            f"no namespace of containerd can be called {namespace[:100]!r}: letters and digits,"
+            f" joined by single '.', '_' or '-', at most {_MOST_NAME} of them"
+        )
+
+
 def metadata_for(namespace: str, lease: str | None = None) -> tuple[tuple[str, str], ...]:
-    """What each call to containerd carries beside its request."""
+    """What each call to containerd carries beside its request; checks the namespace."""
+    check_namespace(namespace)
     head = (("containerd-namespace", namespace),)
     return (*head, ("containerd-lease", lease)) if lease else head
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import grpc
 
-from snapshotter.errors import EmberError
 from snapshotter.rpc.pb.ember.control.v1 import control_pb2, control_pb2_grpc
 from snapshotter.rpc.said import MARK
 from snapshotter.rpc.status import status_of
@@ -72,7 +71,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
     ) -> control_pb2.StatusResponse:
         try:
             return control_pb2.StatusResponse(json=json.dumps(await self._operations.status()))
-        except EmberError as error:
+        except Exception as error:
             await context.abort(*status_of(error, "status"), MARK)
 
     async def Pull(  # noqa: N802
@@ -91,7 +90,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
                     percent=event.percent,
                     namespace=event.namespace,
                 )
-        except EmberError as error:
+        except Exception as error:
             await context.abort(*status_of(error, "pull"), MARK)
 
     async def Remove(  # noqa: N802
@@ -101,7 +100,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
             removal = await self._operations.remove(
                 request.image, request.namespace, data_only=request.data_only
             )
-        except EmberError as error:
+        except Exception as error:
             await context.abort(*status_of(error, "rm"), MARK)
         return control_pb2.RemoveResponse(
             freed_bytes=removal.freed_bytes, removed=removal.removed, kept=removal.kept
@@ -117,7 +116,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
                     bytes_left=state.bytes_left,
                     failed=state.failed,
                 )
-        except EmberError as error:
+        except Exception as error:
             await context.abort(*status_of(error, "drain"), MARK)
 
 

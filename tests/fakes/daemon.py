@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from snapshotter.errors import EmberError
 from snapshotter.rpc.control import ControlService, DrainState, PullEvent, Removal, register
 from snapshotter.rpc.server import RpcServer
 from tests.fakes.loop import loop_in_a_thread
@@ -99,7 +98,7 @@ class FakeOperations:
     )
     removal: Removal = field(default_factory=lambda: Removal(1500, ("image sha256:1",), ()))
     states: tuple[DrainState, ...] = (DrainState(1, 5000, ()), DrainState(0, 0, ()))
-    fault: EmberError | None = None
+    fault: Exception | None = None
     hangs: bool = False
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     taken: threading.Event = field(default_factory=threading.Event)

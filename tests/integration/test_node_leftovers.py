@@ -169,3 +169,11 @@ def test_an_image_may_be_removed_while_the_rest_of_it_is_being_fetched(at: Node)
         removed_in_the_middle(at, f"fetching{number}")
         assert at.status()["daemon"]["pid"] == pid
     assert "Traceback" not in at.ember.log()
+
+
+def test_a_namespace_that_containerd_has_no_words_for_is_refused_at_once(at: Node) -> None:
+    for namespace in ("ü", "a\0b", "a b"):
+        with pytest.raises(grpc.RpcError) as caught:
+            at.pull("localhost:5000/none:1", namespace)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "Traceback" not in at.ember.log()

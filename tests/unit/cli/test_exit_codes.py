@@ -57,6 +57,17 @@ def test_what_the_daemon_refuses_ends_with_1_and_its_own_words(
         assert result.stderr == f"ember: {fault}\n"
 
 
+@pytest.mark.parametrize("words", ASKING)
+def test_a_fault_of_the_daemons_own_is_told_from_a_daemon_that_is_gone(
+    place: Place, served: FakeOperations, words: list[str]
+) -> None:
+    served.fault = KeyError("a detail of the inside")
+    result = place.ember(*words)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "failed inside Ember (KeyError); see its log" in result.stderr
+    assert "detail" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

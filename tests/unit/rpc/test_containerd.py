@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from snapshotter.content import Digest
-from snapshotter.errors import DeadlineError, EmberError, UnavailableError
+from snapshotter.errors import DeadlineError, EmberError, InvalidArgumentError, UnavailableError
 from snapshotter.imagefs.documents import ContainerdDocuments
-from snapshotter.rpc.blob_writer import Descriptor
+from snapshotter.rpc.blob_writer import Descriptor, metadata_for
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.pb.containerd.services.content.v1 import content_pb2
 from tests.fakes.upstream import Upstream, reply
@@ -130,3 +130,16 @@ async def test_the_registry_is_asked_when_containerd_does_not_answer(
         with pytest.raises(EmberError, match="manifest"):
             await documents.image("default", DIGEST, "r.example/app:1")
     assert registry.asked == ["r.example/app:1"]
+
+
+@pytest.mark.parametrize("name", ["default", "k8s.io", "A-1_b.c", "a" * 76])
+def test_a_namespace_that_containerd_knows_goes_with_each_call(name: str) -> None:
+    assert metadata_for(name, "l") == (("containerd-namespace", name), ("containerd-lease", "l"))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "ü", "a\0", "a\n", "a b", ".a", "a.", "a..b", "../x", "a" * 77]
+)
+def test_a_namespace_that_fits_into_no_header_is_refused_at_once(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="no namespace of containerd"):
+        metadata_for(name)
