@@ -35,7 +35,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Mounted:
-    """One EROFS instance: where, and what it is made of. ``suspect``: may have shown zeros."""
+    """One EROFS instance: where, and what it is made of.
+
+    ``suspect``: it may have shown zeros. ``links`` are then the snapshots' links that led to it:
+    containers that came over them still use it when the links have long led to another one.
+    """
 
     key: str
     target: Path
@@ -43,6 +47,7 @@ class Mounted:
     view: Digest
     guarded: bool
     suspect: bool = False
+    links: tuple[Path, ...] = ()
 
     @property
     def root(self) -> Path:
@@ -99,6 +104,8 @@ class LayerMounts:
         for link in links:
             if link.is_symlink():
                 self._users.setdefault(link.readlink().parent, set()).add(link)
+        for mounted in self._mounted.values():
+            self._users.setdefault(mounted.target, set()).update(mounted.links)
         return list(self._mounted.values())
 
     async def sweep(self) -> None:
@@ -124,6 +131,7 @@ class LayerMounts:
     def mark_suspect(self, mounted: Mounted) -> None:
         """Set an instance aside: who uses it goes on, whoever comes next gets a new one."""
         mounted.suspect = True
+        mounted.links = tuple(sorted(self._users.get(mounted.target, ())))
         self._mounted.pop(mounted.key, None)
         self._mounted[_name(mounted)] = mounted
         self._record(mounted)
@@ -338,6 +346,7 @@ def _link(link: Path, target: Path) -> None:
 def _encode(mounted: Mounted) -> str:
     fields = asdict(mounted)
     fields.update(layer=str(mounted.layer), view=str(mounted.view), target=str(mounted.target))
+    fields["links"] = [str(link) for link in mounted.links]
     return json.dumps(fields)
 
 
@@ -350,4 +359,5 @@ def _decode(text: str, target: Path) -> Mounted:
         Digest.parse(fields["view"]),
         bool(fields["guarded"]),
         bool(fields.get("suspect", False)),
+        tuple(map(Path, fields.get("links", ()))),
     )
