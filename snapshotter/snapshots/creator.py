@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from snapshotter.clock import Clock
+from snapshotter.errors import UnavailableError
 from snapshotter.snapshots import metastore
 from snapshotter.snapshots.database import Database
 from snapshotter.snapshots.lazy import LazyLayer
@@ -43,6 +44,12 @@ class Creator:
         """Make it and return its id; errors of metastore.create, or OSError of the disk."""
         snapshot_id = self._storage.reserve()
         now_ns = self._clock.wall_ns()
+        owned = False
+
+        def make() -> None:
+            nonlocal owned
+            owned = self._storage.make_now(snapshot_id, new.kind, new.owner_of)
+
         try:
             await self._db.write(
                 lambda c: metastore.create(
@@ -53,9 +60,9 @@ class Creator:
                     new.parent,
                     new.labels,
                     now_ns,
-                    owner_pending=new.owner_pending,
+                    owner_pending=new.owner_pending or not owned,
                 ),
-                first=partial(self._storage.make_now, snapshot_id, new.kind, new.owner_of),
+                first=make,
             )
         except BaseException:
             await self._storage.discard(snapshot_id)
@@ -85,6 +92,11 @@ class Creator:
             self._storage.settled(snapshot_id)
 
     async def copy_owner(self, parent_id: int, snapshot_id: int) -> None:
-        """Give a root the owner that could not be read when it was made."""
-        await self._storage.copy_owner(parent_id, snapshot_id)
+        """Give a root the owner that could not be read when it was made; UnavailableError if it
+        can't be read now either."""
+        if not await self._storage.copy_owner(parent_id, snapshot_id):
+            raise UnavailableError(
+                f"the layer below, {self._storage.layer(parent_id)}, is not there just now; try"
+                " again, or remove the image and pull it again"
+            )
         await self._db.write(lambda c: metastore.owner_copied(c, snapshot_id))

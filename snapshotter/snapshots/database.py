@@ -54,7 +54,7 @@ class _Write:
     future: asyncio.Future[object]
     loop: asyncio.AbstractEventLoop
     frees_space: bool
-    first: Callable[[], None] | None
+    first: Callable[[], object] | None
     result: object = None
     error: BaseException | None = None
 
@@ -89,7 +89,7 @@ class Database:
         work: Work[T],
         *,
         frees_space: bool = False,
-        first: Callable[[], None] | None = None,
+        first: Callable[[], object] | None = None,
     ) -> T:
         """Run ``work`` in the writer; return its result once it is durable.
 

@@ -61,11 +61,12 @@ class Directories:
         with self._lock:
             self._making.discard(snapshot_id)
 
-    def make(self, snapshot_id: int, kind: Kind, owner_of: int | None = None) -> None:
+    def make(self, snapshot_id: int, kind: Kind, owner_of: int | None = None) -> bool:
         """Make the directory of an active snapshot or a view, or an empty one for a lazy layer.
 
         Modes do not depend on the umask: what is mounted starts as 0755, as from containerd, and
-        has the owner that the root of ``owner_of`` has.
+        has the owner that the root of ``owner_of`` has. False if that can't be seen now: it is
+        being removed, or it is a lazy layer whose data is.
         """
         base = self.path(snapshot_id)
         base.mkdir(mode=0o700, exist_ok=True)
@@ -73,14 +74,18 @@ class Directories:
             _make(base / "fs", 0o755)
         if kind is Kind.ACTIVE:
             _make(base / "work", 0o711)
-        if owner_of is not None:
-            self.copy_owner(owner_of, snapshot_id)
+        return owner_of is None or self.copy_owner(owner_of, snapshot_id)
 
-    def copy_owner(self, parent_id: int, snapshot_id: int) -> None:
-        """Give the root of a new snapshot the owner that its parent's root has."""
-        status = self.layer(parent_id).stat()
-        if status.st_uid or status.st_gid:
-            os.chown(self.layer(snapshot_id), status.st_uid, status.st_gid, follow_symlinks=False)
+    def copy_owner(self, parent_id: int, snapshot_id: int) -> bool:
+        """Give the root of a snapshot the owner that its parent's root has, if both are here."""
+        try:
+            status = self.layer(parent_id).stat()
+            if status.st_uid or status.st_gid:
+                own = self.layer(snapshot_id)
+                os.chown(own, status.st_uid, status.st_gid, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
 
     def discard(self, snapshot_id: int) -> None:
         """Move a directory into the trash; what is gone already is fine."""

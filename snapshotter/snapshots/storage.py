@@ -63,13 +63,13 @@ class Storage:
         """The ids that have a directory."""
         return await self._run(self._directories.present)
 
-    async def make(self, snapshot_id: int, kind: Kind, owner_of: int | None = None) -> None:
-        """Make the directory of a new snapshot, owned as the root of ``owner_of`` is."""
-        await self._run(self._directories.make, snapshot_id, kind, owner_of)
+    async def make(self, snapshot_id: int, kind: Kind, owner_of: int | None = None) -> bool:
+        """Make the directory of a new snapshot; whether it is owned as the root of ``owner_of``."""
+        return await self._run(self._directories.make, snapshot_id, kind, owner_of)
 
-    async def copy_owner(self, parent_id: int, snapshot_id: int) -> None:
-        """Give the root of a new snapshot the owner of its parent's root."""
-        await self._run(self._directories.copy_owner, parent_id, snapshot_id)
+    async def copy_owner(self, parent_id: int, snapshot_id: int) -> bool:
+        """Give the root of a new snapshot the owner of its parent's root, if that is here."""
+        return await self._run(self._directories.copy_owner, parent_id, snapshot_id)
 
     async def discard(self, snapshot_id: int) -> None:
         """Throw a directory away; a failure is logged and made good at the next start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from snapshotter.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    UnavailableError,
 )
 from snapshotter.snapshots.model import Info, Kind, Mount
 from snapshotter.snapshots.snapshotter import Snapshotter
@@ -262,3 +264,33 @@ async def test_usage_counts_the_snapshot_alone(snapshotter: Snapshotter, tmp_pat
     assert (await snapshotter.usage("child")).inodes == 1
     with pytest.raises(NotFoundError):
         await snapshotter.usage("missing")
+
+
+async def test_a_parent_that_is_being_removed_is_not_found(
+    snapshotter: Snapshotter, tmp_path: Path
+) -> None:
+    await layer(snapshotter, "base")
+    (tmp_path / "snapshots/1").rename(tmp_path / "on its way to the trash")
+    gone, made = await asyncio.gather(
+        snapshotter.remove("base"), snapshotter.prepare("key", "base", {}), return_exceptions=True
+    )
+    assert gone is None
+    assert isinstance(made, NotFoundError)
+    assert await names(snapshotter) == []
+
+
+@pytest.mark.root
+async def test_a_parent_whose_directory_is_away_for_a_while_gives_its_owner_later(
+    snapshotter: Snapshotter, tmp_path: Path
+) -> None:
+    await layer(snapshotter, "base")
+    base, away = tmp_path / "snapshots/1", tmp_path / "away"
+    os.chown(base / "fs", 12, 34)
+    base.rename(away)
+    await snapshotter.prepare("key", "base", {})
+    with pytest.raises(UnavailableError, match="snapshots/1/fs, is not there just now"):
+        await snapshotter.mounts("key")
+    away.rename(base)
+    await snapshotter.mounts("key")
+    status = (tmp_path / "snapshots/2/fs").stat()
+    assert (status.st_uid, status.st_gid) == (12, 34)
