@@ -98,7 +98,8 @@ class LayerMounts:
                 with _passed_over(target):
                     _take_down_unknown(target, links)
         for leftover in sorted(self.directory.iterdir()):
-            if leftover not in known and leftover.with_suffix("") not in known:
+            of_known = leftover in known or leftover.with_suffix("") in known
+            if leftover.suffix == ".tmp" or not of_known:
                 with _passed_over(leftover):
                     _sweep_away(leftover)
         for link in links:

@@ -51,8 +51,8 @@ class Views(Protocol):
 
     async def length(self, view: Digest) -> int: ...
 
-    def incomplete(self) -> Sequence[Digest]:
-        """The incomplete views that are mounted: where an orphan's range may lie."""
+    async def perhaps_read(self) -> Sequence[Digest]:
+        """The incomplete views that anybody has open: where an orphan's range may lie."""
         ...
 
 
@@ -126,17 +126,37 @@ class MissPump:
         await asyncio.gather(*(self._settle(orphan) for orphan in orphans))
 
     async def _settle(self, orphan: Orphan) -> None:
-        """Its range is filled in its view, or where that was not noted in every incomplete one."""
-        views, answer = list(self._views.incomplete()), 0
-        if orphan.inode is not None:
+        """Its range is filled in its view, or where that was not noted wherever it may lie.
+
+        It is denied if that fails anywhere: rather an error than zeros. One orphan that cannot be
+        settled keeps nobody else waiting.
+        """
+        try:
+            answer = await self._fill(orphan)
+        except Exception:
+            log.exception("a read that an earlier daemon left waiting can't be served")
+            answer = errno.EIO
+        try:
+            self._guard.settle(orphan, answer)
+        except OSError as error:
+            log.error("process %d waits on, its read can't be answered: %s", orphan.pid, error)
+
+    async def _fill(self, orphan: Orphan) -> int:
+        """0, or the errno that the orphan's reader gets."""
+        if orphan.inode is None:
+            views = list(await self._views.perhaps_read())
+        else:
             view = await self._view_of(orphan)
-            views, answer = ([view], 0) if view is not None else ([], errno.EIO)
-        for view in views:
+            if view is None:
+                return errno.EIO
+            views = [view]
+
+        async def fill(view: Digest) -> int | None:
             extent, failure = await self._clip(view, orphan.offset, orphan.length)
-            if extent is not None:
-                failure = await self._have(view, extent)
-            answer = answer or failure or 0
-        self._guard.settle(orphan, answer)
+            return failure if extent is None else await self._have(view, extent)
+
+        failures = await asyncio.gather(*map(fill, views))
+        return next((failure for failure in failures if failure), 0)
 
     async def _clip(
         self, view: Digest, offset: int, length: int | None

@@ -13,12 +13,18 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ioengine import mounts
 from ioengine.guard import Guard
 from snapshotter.chunks.staging import Staging
 from snapshotter.chunks.store import ViewStore
 from snapshotter.chunks.view import View
 from snapshotter.content import Digest
-from snapshotter.errors import FailedPreconditionError, NotFoundError, UnavailableError
+from snapshotter.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from snapshotter.fetch import Road
 from snapshotter.image.index import LayerIndex
 
@@ -179,6 +185,27 @@ class Views:
         """The guarded views that lack something."""
         views = (self._store.get(digest) for digest in self._guarded)
         return [view.digest for view in views if view is not None and not view.complete]
+
+    async def perhaps_read(self) -> list[Digest]:
+        """The incomplete views that somebody may be reading, known to the guard or not.
+
+        A container may have outlived the record of its mount, or the index that it was made from.
+        """
+        found = dict.fromkeys(self.incomplete())
+        for view in await asyncio.to_thread(self._open_elsewhere):
+            if not await self.whole(view):
+                found[view] = None
+        return list(found)
+
+    def _open_elsewhere(self) -> list[Digest]:
+        """The views that a mount has open, as the kernel says, and the store has not."""
+        found = []
+        for path in self._unmarked.iterdir():
+            with contextlib.suppress(OSError, InvalidArgumentError):
+                view = Digest(_ALGORITHMS.get(len(path.name), "sha256"), path.name)
+                if self._store.get(view) is None and mounts.view_is_open(path):
+                    found.append(view)
+        return found
 
     def here_bytes(self, view: Digest) -> int | None:
         """Plain bytes of the view that can be read; None if it is not open."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ioengine.mounts import Mount
 from snapshotter.content import Digest
 from snapshotter.imagefs import layer_mounts
 from snapshotter.imagefs.layer_mounts import LayerMounts
@@ -44,7 +45,10 @@ class Kernel:
         return target in self.there
 
     def mountinfo(self) -> list[Any]:
-        return []
+        return [
+            Mount(n, 0, (0, n), Path("/"), target, (), "erofs", "", ())
+            for n, target in enumerate(self.there)
+        ]
 
     def _pass(self) -> None:
         self.busy.set()
@@ -159,3 +163,15 @@ async def test_a_view_is_let_go_of_with_its_last_instance(scene: Scene) -> None:
     await scene.mounts.release(scene.entry(2).directory)
     assert scene.views.let_go_of == [scene.index.diff_id]
     assert scene.kernel.there == set()
+
+
+async def test_a_start_sweeps_away_half_written_records_and_keeps_the_whole_ones(
+    scene: Scene,
+) -> None:
+    await scene.mount(1)
+    (mounted,) = scene.mounts.instances()
+    for name in (mounted.target.name, "gone.0123456789ab"):
+        (scene.mounts.directory / f"{name}.tmp").write_text("{")
+    assert [each.target for each in scene.mounts.restore(())] == [mounted.target]
+    left = {path.name for path in scene.mounts.directory.iterdir()}
+    assert left == {mounted.target.name, f"{mounted.target.name}.json"}

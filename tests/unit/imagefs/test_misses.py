@@ -110,7 +110,7 @@ class Views:
             raise self.error
         return LENGTH
 
-    def incomplete(self) -> tuple[Digest, ...]:
+    async def perhaps_read(self) -> tuple[Digest, ...]:
         return self.missing
 
 
