@@ -77,7 +77,8 @@ async def _serve(config: Config, path: Path | None) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    loop.add_signal_handler(signal.SIGHUP, _reload, config, path)
+    early = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, early.set)
     daemon = Daemon(config)
     await daemon.start()
     try:
@@ -86,6 +87,10 @@ async def _serve(config: Config, path: Path | None) -> None:
             notify(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [descriptor])
         notify(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={daemon.summary()}")
         log.info("ready: %s", daemon.summary())
+        # Not before: the end of a reload says READY=1 too.
+        loop.add_signal_handler(signal.SIGHUP, _reload, config, path)
+        if early.is_set():
+            _reload(config, path)
         await ended.wait()
     finally:
         notify("STOPPING=1")

@@ -20,8 +20,8 @@ from bench.bed.bed import Bed
 from bench.bed.link import Shape
 from ioengine.mounts import unmount
 from tests.conformance.snapshots.whole import end_keeper
-from tests.integration.test_node_faults import ended_well, noisy, reader, sha256_of
-from tests.node import Node
+from tests.integration.test_node_faults import ended_well, noisy, reader, restart, sha256_of
+from tests.node import Node, node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -164,6 +164,71 @@ def test_the_service_manager_is_told_ready_reloading_and_stopping(tmp_path: Path
         finally:
             daemon.kill()
             daemon.wait()
+
+
+def test_a_reload_under_waiting_readers_changes_what_can_be_and_disturbs_nobody(
+    tmp_path: Path,
+) -> None:
+    """With lazy layers, and a service manager that is told of each step."""
+    case = noisy("reloaded", size=300_000)
+    with (
+        listen(tmp_path / "notify") as manager,
+        node(tmp_path) as ours,
+    ):
+        ours.ember.stop()
+        ours.ember.environment["NOTIFY_SOCKET"] = str(tmp_path / "notify")
+        restart(ours)
+        assert ready_from(manager) == ours.ember.pid
+        case.push(ours.bed.registry)
+        ours.pull(case.reference)
+        with ours.mounted(case.chain_id):
+            pass
+        assert ours.until(lambda: not ours.drop(case.reference).kept)
+        with ours.mounted(case.chain_id) as root:
+            with ours.bed.registry.hanging():
+                readers = [reader(root / name, sha256_of(case, name)) for name in case.rows]
+                assert ours.until(lambda: ours.status()["guard"]["outstanding"] > 0)
+                for text in ('log_level = "debug"\n', 'log_level = "loud"\n'):
+                    config = ours.ember.configuration
+                    lines = config.read_text().splitlines(keepends=True)
+                    kept = [line for line in lines if not line.startswith("log_level")]
+                    config.write_text(text + "".join(kept))
+                    os.kill(ours.ember.pid, signal.SIGHUP)
+                    assert "RELOADING=1" in manager.recv(4096).decode()
+                    assert manager.recv(4096).decode() == "READY=1"
+                assert "configuration read again\n" in ours.ember.log()
+                assert "the configuration stays as it was" in ours.ember.log()
+                assert [each.poll() for each in readers] == [None] * len(readers)
+            assert [ended_well(each) for each in readers] == [""] * len(readers)
+            ours.ember.stop()
+            assert "STOPPING=1" in manager.recv(4096).decode()
+
+
+def ready_from(manager: socket.socket) -> int:
+    """The process that says that it is ready, once it has given away what must be held."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(manager, 4096, 4)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if b"READY=1" in message:
+            fields = dict(line.split("=", 1) for line in message.decode().splitlines())
+            return int(fields["MAINPID"])
+
+
+def test_a_reload_that_comes_during_the_start_waits_for_its_end(tmp_path: Path) -> None:
+    with listen(tmp_path / "notify") as manager:
+        daemon = serve(tmp_path, NOTIFY_SOCKET=str(tmp_path / "notify"))
+        try:
+            while not (tmp_path / "root" / "lock").exists():
+                assert daemon.poll() is None
+                os.sched_yield()
+            daemon.send_signal(signal.SIGHUP)
+            assert f"MAINPID={daemon.pid}" in manager.recv(4096).decode()
+            assert "RELOADING=1" in manager.recv(4096).decode()
+            assert manager.recv(4096).decode() == "READY=1"
+        finally:
+            daemon.kill()
+            daemon.communicate()
 
 
 def test_a_wrong_configuration_ends_the_start_with_file_and_key(tmp_path: Path) -> None:
