@@ -17,6 +17,7 @@ import grpc.aio
 
 from snapshotter.oci.pull_credentials import PullCredentials
 from snapshotter.rpc.cri_pulls import Pull, PullSchool
+from snapshotter.rpc.remote import NO_CONNECTION
 from snapshotter.rpc.server import MAX_MESSAGE_BYTES
 
 _PULL = re.compile(r"/runtime\.v1(alpha2)?\.ImageService/PullImage")
@@ -115,7 +116,7 @@ class CriProxy:
     def _explain(self, error: grpc.aio.AioRpcError) -> str:
         """containerd's own words; where it is not there, which socket that is."""
         words = error.details() or ""
-        if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in words:
+        if error.code() is grpc.StatusCode.UNAVAILABLE and words.startswith(NO_CONNECTION):
             return f"containerd does not answer on {self._upstream} ({words[:200]})"
         return words
 

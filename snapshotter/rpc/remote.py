@@ -24,7 +24,7 @@ _CLASSES: dict[grpc.StatusCode, type[errors.EmberError]] = {
     grpc.StatusCode.PERMISSION_DENIED: errors.UnauthorizedError,
 }
 
-_NO_CONNECTION = "failed to connect to all addresses"
+NO_CONNECTION = "failed to connect to all addresses"
 """How gRPC begins what it says when nobody listens; the cause stands at the end."""
 
 
@@ -49,7 +49,7 @@ async def within(limit_s: float, doing: str) -> AsyncIterator[None]:
 def _words(error: grpc.aio.AioRpcError) -> str:
     """What the service said, or in a few words that there is none."""
     details = error.details() or error.code().name
-    if error.code() == grpc.StatusCode.UNAVAILABLE and details.startswith(_NO_CONNECTION):
+    if error.code() == grpc.StatusCode.UNAVAILABLE and details.startswith(NO_CONNECTION):
         return f"nobody answers ({details.rpartition(': ')[2]})"
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
         return "no answer in time"
