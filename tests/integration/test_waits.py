@@ -137,8 +137,7 @@ def test_an_image_that_is_removed_while_its_first_pull_goes_on_leaves_nothing(at
         assert time.monotonic() - began_s < PROMPT_S
         assert len(at.status()["indexing"]) == 2
         kept = list(at.remove(case.reference).kept)
-        assert len(kept) == 2
-        assert all("being indexed" in line for line in kept)
+        assert sum("being indexed" in line for line in kept) == 2
     assert at.until(lambda: not at.status()["indexing"])
     assert left_behind(at, case.reference) == []
 
