@@ -67,6 +67,10 @@ class Space:
         self._ballast_lock = threading.Lock()
         self._complained_s = -QUIET_S
 
+    def evict_with(self, evict: Evict) -> None:
+        """Ask ``evict`` for room from now on."""
+        self._evict = evict
+
     def reserve(self, fd: int, offset: int, length: int, *, demand: bool) -> None:
         """Allocate [offset, offset + length) of ``fd``; NoSpaceError names the file system.
 
@@ -105,6 +109,12 @@ class Space:
         """Bytes that an unprivileged writer could still have (statvfs(3), f_bavail)."""
         status = os.statvfs(self._root)
         return status.f_bavail * status.f_frsize
+
+    async def have_room(self, length: int) -> None:
+        """Evict as much as background work of ``length`` bytes needs; it may still not fit."""
+        lacking = self._limits.keep_free_bytes + length - self.free_bytes()
+        if lacking > 0:
+            await self._evict_once(lacking)
 
     async def make_room(self, length: int, *, demand: bool) -> bool:
         """Evict, and for a waiting reader shorten the ballast; False: nothing more can go."""

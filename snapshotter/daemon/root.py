@@ -35,6 +35,7 @@ from snapshotter.imagefs.datapath import DataPath
 from snapshotter.imagefs.decision import Decider
 from snapshotter.imagefs.departures import Departures
 from snapshotter.imagefs.documents import ContainerdDocuments
+from snapshotter.imagefs.eviction import Evictor
 from snapshotter.imagefs.idle_index import IdleIndexer
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.layer_mounts import LayerMounts
@@ -144,6 +145,9 @@ class Daemon:
             layer_mounts.metadata,
             partial(base.database.read, records.lazy_layers),
         )
+        standing = partial(base.database.read, records.lazy_layers)
+        evictor = Evictor(base.catalog, views, remover, standing)
+        base.store.space.evict_with(evictor.evict)
         operations = DaemonOperations(
             Parts(
                 catalog=base.catalog,

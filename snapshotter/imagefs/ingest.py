@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,7 +91,7 @@ class Ingest:
     def __init__(
         self,
         streams: Streams,
-        stage: Callable[[Digest, int], Staging | None],
+        stage: Callable[[Digest, int], Awaitable[Staging]],
         index_directory: Path,
         on_refused: Callable[[Digest, Digest, str], Coroutine[None, None, None]],
         executor: Executor,
@@ -230,7 +230,7 @@ class Ingest:
                 if keep:
                     registry = job.blob.repository.split("/", 1)[0]
                     with self._rates.streaming(registry) as came:
-                        staging = self._stage(job.diff_id, job.blob.size_bytes)
+                        staging = await self._stage(job.diff_id, job.blob.size_bytes)
                         await self._ingest(job, source, staging, came)
                     self._note_streamed(job)
                 else:

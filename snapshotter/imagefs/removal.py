@@ -73,6 +73,12 @@ class Remover:
         """
         return await self._work.finish(self._remove(image, data_only=data_only))
 
+    async def evict(self, layer: Layer) -> int:
+        """Drop the layer's data if nothing uses it; how many bytes that freed."""
+        outcome = Outcome()
+        await self._work.finish(self._drop_view(layer, outcome))
+        return outcome.freed_bytes
+
     async def _remove(self, image: Image, *, data_only: bool) -> Outcome:
         outcome = Outcome()
         standing = () if data_only else await self._standing()

@@ -145,8 +145,9 @@ class Views:
         else:
             log.info("view %s is complete; reads of it cost no events any more", view.digest)
 
-    def stage(self, view: Digest, at_least_bytes: int) -> StagedView:
-        """A place for a whole stream of plain bytes."""
+    async def stage(self, view: Digest, at_least_bytes: int) -> StagedView:
+        """A place for a whole stream of plain bytes; what can go goes first, if need be."""
+        await self._store.space.have_room(at_least_bytes)
         return StagedView(self._store, self._store.stage(view, at_least_bytes))
 
     async def by_inode(self, inode: int) -> Digest | None:
@@ -206,6 +207,10 @@ class Views:
                 if self._store.get(view) is None and mounts.view_is_open(path):
                     found.append(view)
         return found
+
+    def is_open(self, view: Digest) -> bool:
+        """Whether the view is mounted, or being fetched or completed."""
+        return self._store.get(view) is not None
 
     def here_bytes(self, view: Digest) -> int | None:
         """Plain bytes of the view that can be read; None if it is not open."""

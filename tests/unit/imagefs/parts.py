@@ -7,6 +7,7 @@ from pathlib import Path
 
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import EmberError
+from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.decision import ImageDocument
 from snapshotter.snapshots.lazy import LayerClaim, StackEntry
@@ -111,3 +112,21 @@ class Later:
 
     def want(self, namespace: str, image: ImageDocument, layers: Sequence[Layer]) -> None:
         self.wanted.extend(layers)
+
+
+class Staged:
+    """A view in memory."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.sealed: LayerIndex | None = None
+        self.discarded = False
+
+    def sink(self, offset: int, data: memoryview) -> None:
+        self.data[offset : offset + len(data)] = data
+
+    async def seal(self, index: LayerIndex) -> None:
+        self.sealed = index
+
+    async def discard(self) -> None:
+        self.discarded = True

@@ -28,6 +28,7 @@ from tests.cases.tars import file, layer
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.lazy import digest
 from tests.fakes.registry import sha256
+from tests.unit.imagefs.parts import Staged
 
 
 def layer_of(plain: bytes) -> Layer:
@@ -48,7 +49,7 @@ class Scene:
         self.refused: list[Digest] = []
         self.ingest = Ingest(
             self,
-            lambda view, at_least_bytes: None,
+            self.stage,
             directory,
             self.refuse,
             pool,
@@ -57,6 +58,9 @@ class Scene:
             rates=Rates(1000, self.clock),
         )
         self.idle = IdleIndexer(self, self.ingest, self.shelf, self.clock)
+
+    async def stage(self, view: Digest, at_least_bytes: int) -> Staged:
+        return Staged()
 
     async def refuse(self, blob: Digest, diff_id: Digest, reason: str) -> None:
         self.refused.append(blob)

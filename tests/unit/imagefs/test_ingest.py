@@ -27,10 +27,10 @@ from snapshotter.errors import (
     RefusedError,
     UnavailableError,
 )
-from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.rates import Rates
 from tests.fakes.skipping_clock import SkippingClock
+from tests.unit.imagefs.parts import Staged
 
 
 def sha256(data: bytes) -> Digest:
@@ -44,24 +44,6 @@ def plain_layer(content: bytes, name: str = "file") -> bytes:
         entry.size = len(content)
         tar.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
-
-
-class Staged:
-    """A view in memory."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.sealed: LayerIndex | None = None
-        self.discarded = False
-
-    def sink(self, offset: int, data: memoryview) -> None:
-        self.data[offset : offset + len(data)] = data
-
-    async def seal(self, index: LayerIndex) -> None:
-        self.sealed = index
-
-    async def discard(self) -> None:
-        self.discarded = True
 
 
 class Scene:
@@ -103,7 +85,7 @@ class Scene:
         if self.error is not None and self.opened <= self.faulty:
             raise self.error
 
-    def stage(self, view: Digest, at_least_bytes: int) -> Staged:
+    async def stage(self, view: Digest, at_least_bytes: int) -> Staged:
         if at_least_bytes > self.room_bytes:
             raise NoSpaceError("no space for chunks")
         if self.disk_fault is not None:
