@@ -20,8 +20,15 @@ from bench.bed.leftovers import mounts_below, processes_naming
 from ioengine.mounts import unmount
 from snapshotter.chunks.presence import boot_id, read_presence
 from tests.cases.images import ImageCase
-from tests.containers import Container, build_program, container, crc_of, reading_image, told
-from tests.integration.test_node_faults import as_after_a_boot, reached
+from tests.containers import (
+    Container,
+    as_after_a_power_loss,
+    build_program,
+    container,
+    crc_of,
+    reading_image,
+    told,
+)
 from tests.node import Node, node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -67,16 +74,13 @@ def power_off(at: Node) -> None:
             unmount(Path(point), detach=True)
     shutil.rmtree(at.ember.state)
     shutil.rmtree(at.containerd.directory / "state")
-    for presence in (at.ember.root / "presence").iterdir():
-        as_after_a_boot(presence)
+    as_after_a_power_loss(at.ember.root)
     drop_page_cache()
 
 
 def power_on(at: Node) -> None:
-    at.ember.start()
     at.containerd.start()
-    at.connect()
-    assert at.until(lambda: reached(at), 15)
+    at.start_again()
 
 
 def test_after_a_reboot_what_was_here_needs_no_registry_and_the_rest_comes_with_it(
