@@ -65,14 +65,6 @@ class Extent:
         return range(self.offset // chunk_bytes, -(-self.end // chunk_bytes))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ChunkRef:
-    """Chunk ``number`` of the view ``view``."""
-
-    view: Digest
-    number: int
-
-
 @dataclass(frozen=True, slots=True)
 class BlobRef:
     """A blob in a registry's repository, e.g. ``registry.example:5000/team/app`` with its digest.

@@ -125,8 +125,6 @@ int ember_guard_add(ember_guard *guard, uint64_t inode, const uint8_t *bitmap,
 int ember_guard_remove(ember_guard *guard, uint64_t inode);
 void ember_guard_count(ember_guard *guard, ember_guard_counts *out);
 
-/* ---- inflate.c ----------------------------------------------------------------------------- */
-
 /* ---- bits.c -------------------------------------------------------------------------------- */
 
 /* Bits [first, first + count) of a bitmap in shared memory; atomic, with release order. */
@@ -135,7 +133,7 @@ void ember_bits_clear(uint8_t *bits, uint64_t first, uint64_t count);
 /* The first clear bit in [first, end), or -1; a bit seen set is seen with acquire order. */
 int64_t ember_bits_next_zero(const uint8_t *bits, uint64_t first, uint64_t end);
 
-int ember_io_version(void);
+/* ---- inflate.c ----------------------------------------------------------------------------- */
 
 /* A place in a gzip blob where inflating can begin: see ember_inflate_resume. */
 typedef struct {

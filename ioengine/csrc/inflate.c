@@ -51,11 +51,6 @@ struct ember_inflate {
 	const char *fault;
 };
 
-int ember_io_version(void)
-{
-	return 1;
-}
-
 static int fail(ember_inflate *self, const char *fault)
 {
 	self->phase = FAILED;

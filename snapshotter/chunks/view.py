@@ -66,11 +66,6 @@ class View:
         return self._presence.readable.memory
 
     @property
-    def presence_fd(self) -> int:
-        """The presence file, for whoever maps the readable bitmap (at READABLE_OFFSET) itself."""
-        return self._presence.fd
-
-    @property
     def readable_count(self) -> int:
         """How many chunks can be read."""
         return self._presence.readable.population()

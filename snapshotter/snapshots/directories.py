@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import secrets
-import shutil
 import threading
 from pathlib import Path
 
@@ -105,10 +104,6 @@ class Directories:
         with self._lock:
             making = set(self._making)
         return [ident for ident in listed if ident not in making]
-
-    def free_bytes(self) -> int:
-        """Free space of the file system, for messages."""
-        return shutil.disk_usage(self._snapshots).free
 
 
 def _make(path: Path, mode: int) -> None:
