@@ -73,6 +73,7 @@ class DaemonOperations:
                 " that it needs, `ember doctor` checks them"
             )
         namespace = namespace or await cri.home(parts.containerd, parts.snapshotter)
+        parts.registry.insist()
         resolved = await parts.registry.resolve(parse_reference(image), wanted)
         if platform and wanted.rank(resolved.platform) is None:
             raise NotFoundError(f"{image} is for {resolved.platform}, not for {wanted}")

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 PULL_SECRETS = "pull-secrets"
 PULL_SECRETS_BYTES = 2 * 1024 * 1024
+QUIET_SHARE = 0.75
+"""The share of a reader's patience that one answer of a registry may take: it asks once more."""
 HOSTS_TRIED = 4
 """So many silent hosts (mirrors, storage, token services) one read may have to pass by."""
 
@@ -164,6 +166,7 @@ def registry_settings(config: Config) -> RegistrySettings:
         kubelet_config=settings.credential_provider_config,
         kubelet_programs_dir=settings.credential_provider_bin_dir,
         limits=transport_limits(config),
+        longest_quiet_s=QUIET_SHARE * config.fetch.miss_timeout,
     )
 
 

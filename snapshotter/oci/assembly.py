@@ -21,7 +21,7 @@ from snapshotter.oci.hostbook import HostBook
 from snapshotter.oci.kubelet import KubeletPluginSource
 from snapshotter.oci.programs import ProgramRunner
 from snapshotter.oci.proxies import ProxySettings
-from snapshotter.oci.ratelimit import CoolingSender
+from snapshotter.oci.ratelimit import RETRY_AFTER_LIMIT_S, CoolingSender
 from snapshotter.oci.redirects import RedirectingSender
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.oci.transport import HttpTransport, TransportLimits
@@ -33,6 +33,7 @@ class RegistrySettings:
 
     ``plain_http`` names registries (``host[:port]``) without TLS. ``docker_configs`` are looked
     at in order. The kubelet's plugins need both the configuration and the folder of programs.
+    ``longest_quiet_s`` is how long a registry that asks for quiet gets it at most.
     """
 
     certs_dirs: tuple[Path, ...] = (Path("/etc/containerd/certs.d"),)
@@ -42,6 +43,7 @@ class RegistrySettings:
     kubelet_programs_dir: Path | None = None
     limits: TransportLimits = field(default_factory=TransportLimits)
     user_agent: str = "ember"
+    longest_quiet_s: float = RETRY_AFTER_LIMIT_S
 
 
 def open_registry(
@@ -63,13 +65,15 @@ def open_registry(
     transport = HttpTransport(
         settings.limits, proxy_of=proxies.proxy_of, user_agent=settings.user_agent
     )
-    cooling = CoolingSender(transport, clock)
+    cooling = CoolingSender(transport, clock, settings.longest_quiet_s)
     redirecting = RedirectingSender(cooling, clock)
     sender = AuthorizingSender(
         redirecting, [*sources, *_configured_sources(settings, clock, environment)], clock
     )
     book = HostBook(clock, settings.certs_dirs, settings.plain_http)
-    return RegistryClient(sender, book, clock, given=given, on_close=transport.close)
+    return RegistryClient(
+        sender, book, clock, given=given, on_close=transport.close, insist=cooling.except_once
+    )
 
 
 def _configured_sources(

@@ -46,3 +46,7 @@ class Recollection(Generic[K, V]):
     def drop(self, key: K) -> None:
         """Forget now."""
         self._entries.pop(key, None)
+
+    def values(self) -> list[V]:
+        """All that is remembered, and what is about to be forgotten."""
+        return [value for _, value in self._entries.values()]

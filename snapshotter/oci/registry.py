@@ -49,7 +49,10 @@ _HEAD_START_S = 1.0
 
 
 class RegistryClient:
-    """Reads images from registries; made for many callers at once."""
+    """Reads images from registries; made for many callers at once.
+
+    ``insist`` lets each place that asked for quiet be asked once in spite of it.
+    """
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class RegistryClient:
         *,
         given: MemoryCredentials,
         on_close: Callable[[], Awaitable[None]],
+        insist: Callable[[], None],
         patience: Patience | None = None,
     ) -> None:
         self._sender = sender
@@ -66,6 +70,7 @@ class RegistryClient:
         self._clock = clock
         self._given = given
         self._on_close = on_close
+        self.insist = insist
         self._patience = patience or Patience()
         self._served: Recollection[tuple[str, Digest], Host] = Recollection(clock, 3600)
 

@@ -1,17 +1,15 @@
 """The whole daemon and a registry that asks to be left alone: Retry-After in all its forms.
 
 A time that makes sense is kept by all readers together; one that makes none is as good as no time
-and costs no reader an error; an absurd one is bounded, and what fails for it says so.
+and costs no reader an error; an absurd one is bounded by what readers wait.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
 
-import grpc
 import pytest
 
 from tests.cases.images import ImageCase
@@ -22,7 +20,7 @@ from tests.integration.test_node_faults import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
-LIMIT_S = 3600.0
+LIMIT_S = 0.75 * MISS_S
 QUIET_S = 2
 
 
@@ -98,25 +96,18 @@ ABSURD = {
 
 
 @pytest.mark.parametrize("form", ABSURD)
-def test_an_absurd_time_is_bounded_and_what_fails_for_it_says_so(
+def test_an_absurd_time_is_bounded_and_what_waits_for_it_goes_on(
     scene: Scene, registry: FakeRegistry, form: str
 ) -> None:
     case = noisy(f"absurd {form}", 50_000)
     reference = scene.add(case, registry)
     registry.inject(answer_with(429, ("Retry-After", ABSURD[form])), times=1)
     began_s = time.monotonic()
-    with pytest.raises(grpc.RpcError) as refused:
-        scene.node.pull(reference)
-    assert time.monotonic() - began_s < MISS_S
-    match = re.search(r"429.* may be asked again in ([0-9.]+) s", refused.value.details())
-    assert match is not None, refused.value.details()
-    assert 0 < float(match[1]) <= LIMIT_S
-    with pytest.raises(grpc.RpcError, match="asked for quiet"):
-        scene.node.pull(reference)
-    assert len(registry.seen) == 1
+    assert scene.node.pull(reference).layers == 2
+    assert LIMIT_S - 0.1 < time.monotonic() - began_s < 2 * MISS_S
 
 
-def test_a_read_under_an_absurd_time_fails_by_name_and_asks_no_more(
+def test_a_read_under_an_absurd_time_asks_once_more_before_it_fails_by_name(
     scene: Scene, registry: FakeRegistry
 ) -> None:
     case = noisy("absurd read")
@@ -126,13 +117,15 @@ def test_a_read_under_an_absurd_time_fails_by_name_and_asks_no_more(
     began_s = time.monotonic()
     with scene.node.mounted(case.chain_id) as root:
         assert all("Input/output error" in said for said in read_all(scene, case, root))
-    assert time.monotonic() - began_s < 2.5 * MISS_S
-    assert len(registry.seen) <= len(case.rows)
-    told = [each.why for each in scene.complaints(mark)]
-    assert told
-    assert all("503" in why or "asked for quiet" in why for why in told), told
-    troubles = [layer["trouble"] for layer in scene.node.image(reference)["layers"]]
-    assert all("503" in trouble or "asked for quiet" in trouble for trouble in troubles)
+        assert time.monotonic() - began_s < 2.5 * MISS_S
+        assert 2 <= len(registry.seen) <= storm(case)
+        told = [each.why for each in scene.complaints(mark)]
+        assert told
+        assert all("503" in why or "asked for quiet" in why for why in told), told
+        troubles = [layer["trouble"] for layer in scene.node.image(reference)["layers"]]
+        assert all("503" in trouble or "asked for quiet" in trouble for trouble in troubles)
+        registry.heal()
+        assert scene.node.until(lambda: read_all(scene, case, root) == ["", ""], 20)
 
 
 def storm(case: ImageCase) -> int:
