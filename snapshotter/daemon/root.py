@@ -64,6 +64,9 @@ from snapshotter.status import Parts
 
 log = logging.getLogger(__name__)
 
+RECORD_S = 1.0
+"""What a decision may take beside its timeout: to be written down."""
+
 
 @dataclass(slots=True)
 class _Base:
@@ -79,7 +82,7 @@ class _Base:
     road: Road
     containerd: Containerd
     leases: PullLeases
-    pool: ThreadPoolExecutor
+    indexers: ThreadPoolExecutor
 
 
 class Daemon:
@@ -182,8 +185,7 @@ class Daemon:
 
     async def _open_base(self, pulls: PullCredentials, metrics: Metrics) -> _Base:
         config, clock, undo = self._config, self._clock, self._undo
-        pool = ThreadPoolExecutor(4, thread_name_prefix="ember-work")
-        undo.later(asyncio.to_thread, pool.shutdown)
+        indexers = self._pool(4, "indexers")
         with room_to_try(config.root):
             engine = opening.open_engine(config, undo)
             data_path = opening.open_data_path(config, undo)
@@ -216,8 +218,14 @@ class Daemon:
             road,
             containerd,
             leases,
-            pool,
+            indexers,
         )
+
+    def _pool(self, threads: int, name: str) -> ThreadPoolExecutor:
+        """Threads of their own: what containerd waits for must not queue behind what takes long."""
+        pool = ThreadPoolExecutor(threads, thread_name_prefix=f"ember-{name}")
+        self._undo.later(asyncio.to_thread, pool.shutdown)
+        return pool
 
     def _open_mounts(self, base: _Base) -> tuple[Views, LayerMounts]:
         config, shelf = self._config, base.shelf
@@ -238,7 +246,12 @@ class Daemon:
         metadata = MetadataImages(opening.directory(config, "metadata"))
         directio = base.data_path.directio
         return views, LayerMounts(
-            config.state / "layers", views, metadata, base.pool, directio=directio
+            config.state / "layers",
+            views,
+            metadata,
+            self._pool(4, "mounts"),
+            self._pool(2, "images"),
+            directio=directio,
         )
 
     def _open_decider(self, base: _Base, views: Views) -> tuple[Ingest, Decider]:
@@ -254,7 +267,7 @@ class Daemon:
             views.stage,
             base.shelf.directory,
             refused,
-            base.pool,
+            base.indexers,
             clock,
             config.first_pull.parallel_layers,
             Rates(config.first_pull.assumed_rate, clock),
@@ -329,7 +342,10 @@ class Daemon:
             database,
             self._config.root,
             layers,
-            SnapshotterConfig(mounts_wait_s=self._config.lazy.mounts_wait),
+            SnapshotterConfig(
+                mounts_wait_s=self._config.lazy.mounts_wait,
+                claim_wait_s=self._config.registry.decision_timeout + RECORD_S,
+            ),
             self._clock,
         )
         await snapshotter.start()

@@ -64,6 +64,7 @@ class LayerMounts:
         views: Views,
         metadata: MetadataImages,
         executor: Executor,
+        makers: Executor,
         *,
         directio: bool,
     ) -> None:
@@ -71,6 +72,7 @@ class LayerMounts:
         self._views = views
         self.metadata = metadata
         self._executor = executor
+        self._makers = makers
         self._directio = directio
         self._mounted: dict[str, Mounted] = {}
         self._locks = KeyedLocks[Digest]()
@@ -183,7 +185,7 @@ class LayerMounts:
         self, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]
     ) -> MetadataImage:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self.metadata.of, index, below)
+        return await loop.run_in_executor(self._makers, self.metadata.of, index, below)
 
     def _new_target(self, key: str) -> Path:
         """A path that no link has ever led to: until it is mounted nobody shall find it empty."""

@@ -44,13 +44,20 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+INDEX_SHARE = 0.75
+"""Of the time for mounting before an answer: to wait for indexes. The rest is for mounts."""
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotterConfig:
-    """Waits in seconds. ``mounts_wait_s`` must stay below the two minutes of a kubelet."""
+    """Waits in seconds. ``mounts_wait_s`` must stay below the two minutes of a kubelet.
+
+    ``claim_wait_s`` and ``prepare_wait_s`` together bound a Prepare, which holds up containerd.
+    """
 
     prepare_wait_s: float = 2.0
     mounts_wait_s: float = 110.0
-    claim_wait_s: float = 8.0
+    claim_wait_s: float = 4.0
     release_wait_s: float = 1.0
     close_wait_s: float = 10.0
     trash_delay_s: float = 0.5
@@ -250,11 +257,21 @@ class Snapshotter:
 
     async def _mount_soon(self, stack: tuple[StackEntry, ...], must: bool) -> bool:
         """Whether the lazy layers below can be read. Where something is unpacked onto them they
-        ``must``: containerd would take owners and modes of missing parents from them."""
+        ``must``: containerd would take owners and modes of missing parents from them. What takes
+        longer goes on: Mounts, or who asks next, finds it done."""
         if not _has_lazy(stack):
             return True
+        wait_s = self._config.prepare_wait_s
         try:
-            await self._lazy.mount(stack, self._config.prepare_wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._work.finish(self._lazy.mount(stack, wait_s * INDEX_SHARE))
+        except TimeoutError:
+            if must:
+                raise UnavailableError(
+                    f"the layers below {stack[-1].name!r} are not mounted yet after {wait_s:g} s;"
+                    " ask again"
+                ) from None
+            return False
         except UnavailableError:
             if must:
                 raise

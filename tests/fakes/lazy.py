@@ -33,6 +33,8 @@ class FakeLazyLayers:
         self.claimed = asyncio.Event()
         self.claim_gate = asyncio.Event()
         self.claim_gate.set()
+        self.mount_gate = asyncio.Event()
+        self.mount_gate.set()
         self.release_gate = asyncio.Event()
         self.release_gate.set()
 
@@ -51,6 +53,7 @@ class FakeLazyLayers:
 
     async def mount(self, stack: Sequence[StackEntry], wait_s: float) -> None:
         self.waits_s.append(wait_s)
+        await self.mount_gate.wait()
         if not self.ready:
             raise UnavailableError("layer 1 of 2: 3 of 10 MiB are here")
         for entry in stack:

@@ -74,9 +74,14 @@ class Views:
 
 
 class Metadata:
-    """Images without a chain."""
+    """Images without a chain, made while the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
 
     def of(self, index: Any, below: Any) -> MetadataImage:
+        assert self.gate.wait(10)
         return MetadataImage(index.layer.hex, Path("/metadata"))
 
 
@@ -91,14 +96,18 @@ class Index:
 class Scene:
     """LayerMounts over a kernel that is a set."""
 
-    def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, directory: Path, pool: ThreadPoolExecutor, makers: ThreadPoolExecutor
+    ) -> None:
+        self.metadata = Metadata()
         self.kernel, self.views, self.index = Kernel(), Views(), Index()
         self.links = directory / "snapshots"
         self.mounts = LayerMounts(
             directory / "layers",
             self.views,  # type: ignore[arg-type]
-            Metadata(),  # type: ignore[arg-type]
+            self.metadata,  # type: ignore[arg-type]
             pool,
+            makers,
             directio=False,
         )
         self.mounts.restore(())
@@ -120,8 +129,8 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    with ThreadPoolExecutor(2) as pool:
-        made = Scene(tmp_path, pool)
+    with ThreadPoolExecutor(2) as pool, ThreadPoolExecutor(2) as makers:
+        made = Scene(tmp_path, pool, makers)
         monkeypatch.setattr(layer_mounts, "mounts", made.kernel)
         yield made
 
@@ -153,6 +162,23 @@ async def test_what_somebody_else_unmounted_is_mounted_again(scene: Scene) -> No
     await scene.mount(1)
     assert scene.entry(1).directory.readlink().parent in scene.kernel.there
     assert len(scene.mounts.instances()) == 1
+
+
+async def test_no_image_that_is_being_made_holds_up_a_removal(scene: Scene) -> None:
+    await scene.mount(1)
+    scene.metadata.gate.clear()
+    slow = []
+    for number in range(2, 8):
+        index: Any = Index(digest(f"layer {number}"), digest(f"view {number}"))
+        slow.append(scene.mounts.mount(scene.entry(number), index, []))
+    mounting = asyncio.gather(*slow)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await scene.mounts.release(scene.entry(1).directory)
+    assert scene.kernel.there == set()
+    scene.metadata.gate.set()
+    await mounting
+    assert len(scene.kernel.there) == 6
 
 
 async def test_a_view_is_let_go_of_with_its_last_instance(scene: Scene) -> None:

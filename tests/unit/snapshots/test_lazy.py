@@ -207,9 +207,9 @@ async def test_lazy_layers_are_mounted_before_something_stands_on_them(
     (mount,) = await snapshotter.view("view", BOTTOM, {})
     assert mount == Mount("bind", str(tmp_path / "snapshots/1/fs"), ("ro", "rbind"))
     assert lazy.mounted == {1}
-    assert lazy.waits_s == [2.0]
+    assert lazy.waits_s == [1.5]
     await snapshotter.mounts("view")
-    assert lazy.waits_s == [2.0, 110.0]
+    assert lazy.waits_s == [1.5, 110.0]
 
 
 async def test_prepare_answers_while_a_layer_is_not_ready_and_mounts_says_how_far_it_is(
@@ -233,6 +233,28 @@ async def test_nothing_is_unpacked_onto_a_layer_that_is_not_ready(
         await snapshotter.prepare("key", BOTTOM, of(TOP))
     with pytest.raises(NotFoundError):
         await snapshotter.stat("key")
+
+
+async def test_mounting_that_takes_long_holds_up_no_prepare_and_goes_on(
+    tmp_path: Path, database: Database, lazy: FakeLazyLayers
+) -> None:
+    config = SnapshotterConfig(prepare_wait_s=0.05, overlay_options=())
+    snapshotter = Snapshotter(database, tmp_path, lazy, config)
+    await snapshotter.start()
+    lazy.taken = {BOTTOM}
+    await take(snapshotter, BOTTOM)
+    lazy.mount_gate.clear()
+    async with asyncio.timeout(5):
+        prepared = await snapshotter.prepare("key", BOTTOM, {})
+        with pytest.raises(UnavailableError, match=r"not mounted yet after 0\.05 s"):
+            await snapshotter.prepare("extract", BOTTOM, of(TOP))
+    with pytest.raises(NotFoundError):
+        await snapshotter.stat("extract")
+    assert lazy.mounted == set()
+    lazy.mount_gate.set()
+    assert await snapshotter.mounts("key") == prepared
+    assert lazy.mounted == {1}
+    await snapshotter.close()
 
 
 async def test_plain_layers_are_never_asked_for(
