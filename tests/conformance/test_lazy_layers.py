@@ -18,17 +18,20 @@ from snapshotter.errors import UnavailableError
 from snapshotter.snapshots import labels as known
 from snapshotter.snapshots.claims import layer_claim
 from snapshotter.snapshots.lazy import LayerClaim, LazyLayer, LazyLayers, StackEntry
+from tests.conformance.layers_stage import real_stage
 from tests.fakes.lazy import FakeLazyLayers, digest
 
 LATE_S = 5.0
 
 
 class Stage(Protocol):
-    """``lazy_claim`` and ``plain_claim`` are claims that are taken, and not."""
+    """``lazy_claim`` and ``plain_claim`` are claims that are taken, and not; ``shown`` are the
+    files of the lazy layer."""
 
     lazy: LazyLayers
     lazy_claim: LayerClaim
     plain_claim: LayerClaim
+    shown: dict[str, bytes]
 
     def hold_back(self, held: bool) -> None:
         """Until it is called with False, the lazy layer cannot become readable."""
@@ -42,6 +45,7 @@ class FakeStage:
         self.lazy: LazyLayers = self.fake
         self.lazy_claim = _claim("sha256:lazy")
         self.plain_claim = _claim("sha256:plain")
+        self.shown: dict[str, bytes] = {}
 
     def hold_back(self, held: bool) -> None:
         self.fake.ready = not held
@@ -61,10 +65,13 @@ async def fake_stage(_: Path) -> AsyncIterator[Stage]:
     yield FakeStage()
 
 
-STAGES: dict[str, Callable[[Path], AbstractAsyncContextManager[Stage]]] = {"fake": fake_stage}
+STAGES: dict[str, Callable[[Path], AbstractAsyncContextManager[Stage]]] = {
+    "fake": fake_stage,
+    "real": real_stage,
+}
 
 
-@pytest.fixture(params=sorted(STAGES))
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.root)])
 async def stage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stage]:
     async with STAGES[request.param](tmp_path) as built:
         yield built
@@ -78,6 +85,11 @@ def entry(root: Path, number: int, claim: LayerClaim, layer: LazyLayer | None) -
         directory.mkdir()
         return StackEntry(number, f"name {number}", directory, None, claim.chain_id)
     return StackEntry(number, claim.chain_id, directory, layer.layer, claim.chain_id, layer.view)
+
+
+def shown(entry: StackEntry) -> dict[str, bytes]:
+    """The files that somebody sees who follows the link."""
+    return {path.name: path.read_bytes() for path in entry.directory.iterdir()}
 
 
 async def taken(stage: Stage) -> LazyLayer:
@@ -101,7 +113,7 @@ async def test_mounting_makes_lazy_directories_readable_and_leaves_plain_ones(
     for _ in range(2):
         await stage.lazy.mount((plain, lazy), LATE_S)
         assert lazy.directory.is_dir()
-        list(lazy.directory.iterdir())
+        assert shown(lazy) == stage.shown
         assert (plain.directory / "file").read_text() == "as it was"
     usage = await stage.lazy.usage(lazy)
     assert usage.size_bytes >= 0
@@ -120,7 +132,7 @@ async def test_a_layer_that_is_not_ready_is_unavailable_in_time_and_shows_nothin
     assert not lazy.directory.exists()
     stage.hold_back(False)
     await stage.lazy.mount((lazy,), LATE_S)
-    assert lazy.directory.is_dir()
+    assert shown(lazy) == stage.shown
     await stage.lazy.release(lazy)
 
 
@@ -134,3 +146,30 @@ async def test_releasing_is_quick_and_may_be_repeated_also_of_what_was_never_mou
         await stage.lazy.release(lazy)
         await stage.lazy.release(lazy)
     assert await stage.lazy.claim(stage.lazy_claim) is not None
+
+
+async def test_a_layer_of_two_snapshots_stays_until_both_are_released(
+    stage: Stage, tmp_path: Path
+) -> None:
+    layer = await taken(stage)
+    first, second = (entry(tmp_path, number, stage.lazy_claim, layer) for number in (1, 2))
+    await asyncio.gather(*(stage.lazy.mount((each,), LATE_S) for each in (first, second)))
+    await stage.lazy.release(first)
+    assert shown(second) == stage.shown
+    await stage.lazy.release(second)
+    await stage.lazy.mount((first,), LATE_S)
+    assert shown(first) == stage.shown
+    await stage.lazy.release(first)
+
+
+async def test_a_mount_that_is_hung_up_on_leaves_nothing_that_a_release_does_not_undo(
+    stage: Stage, tmp_path: Path
+) -> None:
+    lazy = entry(tmp_path, 1, stage.lazy_claim, await taken(stage))
+    hung_up = asyncio.create_task(stage.lazy.mount((lazy,), LATE_S))
+    await asyncio.sleep(0)
+    hung_up.cancel()
+    await asyncio.gather(hung_up, return_exceptions=True)
+    await stage.lazy.mount((lazy,), LATE_S)
+    assert shown(lazy) == stage.shown
+    await stage.lazy.release(lazy)
