@@ -32,6 +32,7 @@ from snapshotter.imagefs.shelf import Glance, Shelf
 from snapshotter.imagefs.views import Views
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.rpc.containerd import Containerd
+from snapshotter.rpc.forgotten import Forgotten
 from snapshotter.rpc.leases import PullLeases
 
 
@@ -52,6 +53,7 @@ class Parts:
     data_path: DataPath
     containerd: Containerd
     leases: PullLeases
+    forgotten: Forgotten
     registry: RegistryClient
     snapshotter: str
     engine: tuple[str, str]
@@ -126,8 +128,11 @@ def _waiting(parts: Parts) -> list[dict[str, Any]]:
 
 
 def _notes(parts: Parts) -> list[str]:
+    notes = [parts.forgotten.note] if parts.forgotten.note else []
     count = parts.decider.unlabelled
-    return [f"{count} layers were unpacked as plain overlay: {NO_LABELS}"] if count else []
+    if count:
+        notes.append(f"{count} layers were unpacked as plain overlay: {NO_LABELS}")
+    return notes
 
 
 def _bytes_by_tier(parts: Parts) -> dict[str, int]:

@@ -54,6 +54,7 @@ from snapshotter.oci.registry import RegistryClient
 from snapshotter.operations import DaemonOperations
 from snapshotter.rpc import control, snapshots
 from snapshotter.rpc.containerd import Containerd
+from snapshotter.rpc.forgotten import Forgotten
 from snapshotter.rpc.image_records import holders
 from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.server import RpcServer
@@ -166,6 +167,7 @@ class Daemon:
                 data_path=base.data_path,
                 containerd=base.containerd,
                 leases=base.leases,
+                forgotten=self._look_for_forgotten(base),
                 registry=base.registry,
                 snapshotter=self._config.containerd.snapshotter,
                 engine=(base.engine.engine.name, base.engine.reason),
@@ -320,6 +322,17 @@ class Daemon:
         layers.when_released = departures.wake
         departures.start()
         self._undo.later(departures.stop)
+
+    def _look_for_forgotten(self, base: _Base) -> Forgotten:
+        forgotten = Forgotten(
+            base.containerd,
+            self._config.containerd.snapshotter,
+            partial(base.database.read, records.committed_chain_ids),
+            self._clock,
+        )
+        forgotten.start()
+        self._undo.later(forgotten.stop)
+        return forgotten
 
     def _open_completion(self, road: Road, views: Views) -> Completion:
         settings = self._config.completion

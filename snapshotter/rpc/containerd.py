@@ -35,6 +35,8 @@ from snapshotter.rpc.pb.containerd.types import descriptor_pb2
 from snapshotter.rpc.remote import error_from_rpc, within
 from snapshotter.rpc.server import MAX_MESSAGE_BYTES
 
+SNAPSHOT_LABEL = "containerd.io/gc.ref.snapshot."
+"""With a snapshotter's name: on an image's config, the chainID that it is unpacked to."""
 _CRI_LABEL = "io.cri-containerd.image"
 MESSAGE_S = 120.0
 """Within this each message of a long transfer must come: a commit syncs gigabytes first."""
@@ -123,6 +125,16 @@ class Containerd:
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, f"blob {digest} in containerd") from None
         return int(reply.info.size)
+
+    async def unpacked(self, namespace: str, snapshotter: str) -> set[str]:
+        """The chainIDs of the images that containerd believes to be unpacked in ``snapshotter``."""
+        label = SNAPSHOT_LABEL + snapshotter
+        request = content_pb2.ListContentRequest(filters=[f"labels.{json.dumps(label)}"])
+        call = self._content.List(request, metadata=metadata_for(namespace), timeout=_CHANGE_S)
+        try:
+            return {info.labels[label] async for reply in call for info in reply.info}
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, f"blobs of containerd in {namespace}") from None
 
     async def read_blob(self, namespace: str, digest: Digest, limit_bytes: int) -> bytes:
         """A small blob (a manifest, a config) whole; refuses more than ``limit_bytes``."""

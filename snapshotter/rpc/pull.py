@@ -26,7 +26,7 @@ from snapshotter.imagefs.documents import chain_ids
 from snapshotter.oci.documents import OCI_CONFIG
 from snapshotter.oci.resolver import ResolvedImage
 from snapshotter.rpc.blob_writer import Descriptor, metadata_for
-from snapshotter.rpc.containerd import Containerd
+from snapshotter.rpc.containerd import SNAPSHOT_LABEL, Containerd
 from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.pb.containerd.services.diff.v1 import diff_pb2, diff_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2, snapshots_pb2_grpc
@@ -115,7 +115,7 @@ class Puller:
         source = {f"containerd.io/distribution.source.{name.registry}": name.repository}
         config = {**source}
         if chain:
-            config[f"containerd.io/gc.ref.snapshot.{self._snapshotter}"] = str(chain[-1])
+            config[SNAPSHOT_LABEL + self._snapshotter] = str(chain[-1])
         manifest = {**source, "containerd.io/gc.ref.content.config": str(image.config_digest)}
         for n, layer in enumerate(image.layers):
             manifest[f"containerd.io/gc.ref.content.l.{n}"] = str(layer.digest)

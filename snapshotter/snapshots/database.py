@@ -333,7 +333,9 @@ class Database:
 
 
 _WAY_OUT = (
-    "move it away together with the directory snapshots/ beside it, then let containerd pull anew"
+    "move it away together with its -wal and -shm and the directory snapshots/, start Ember, and"
+    " remove the containers and images that containerd believes to be in it (`crictl rmi`,"
+    " `ctr -n NAMESPACE images rm --sync`) before they are pulled anew"
 )
 
 

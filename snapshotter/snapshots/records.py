@@ -126,6 +126,12 @@ def is_unpacked_now(connection: sqlite3.Connection, chain_id: str) -> bool:
     return row is not None
 
 
+def committed_chain_ids(connection: sqlite3.Connection) -> set[str]:
+    """What the names of committed snapshots end with: containerd puts more before it."""
+    rows = connection.execute("SELECT name FROM snapshots WHERE kind = ?", (int(Kind.COMMITTED),))
+    return {str(name).rpartition("/")[2] for (name,) in rows}
+
+
 def versions(connection: sqlite3.Connection, after_id: int, limit: int) -> list[Version]:
     """The next ``limit`` snapshots by id: a commit while a list is read neither hides nor doubles
     an entry, since ids stay."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.bed.process import BedError
 from tests.cases.images import ImageCase
 from tests.containers import layer_mounts, reading_image
+from tests.integration.test_node_faults import restart
 from tests.node import Node, node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -30,21 +30,6 @@ def lazily(at: Node, name: str) -> ImageCase:
         pass  # once mounted it is indexed
     assert not at.drop(case.reference).kept
     return case
-
-
-def restart(at: Node) -> None:
-    at.ember.start()
-    at.connect()
-    assert at.until(lambda: reached(at))
-
-
-def reached(at: Node) -> bool:
-    """Whether containerd has dialled the daemon again."""
-    try:
-        at.containerd.ctr("snapshots", "--snapshotter", "ember", "ls")
-    except BedError:
-        return False
-    return True
 
 
 def content(case: ImageCase, root: Path) -> list[int]:

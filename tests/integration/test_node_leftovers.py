@@ -19,6 +19,7 @@ import pytest
 from ioengine.mounts import unmount
 from tests.cases.images import ImageCase
 from tests.containers import as_after_a_power_loss, layer_mounts, reading_image
+from tests.integration.test_node_faults import restart
 from tests.node import Node, mount, node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -179,3 +180,26 @@ def test_a_namespace_that_containerd_has_no_words_for_is_refused_at_once(at: Nod
             at.pull("localhost:5000/none:1", namespace)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "Traceback" not in at.ember.log()
+
+
+def test_the_way_out_of_a_lost_database_works_and_is_told(at: Node) -> None:
+    case = pulled(at, "lost")
+    at.ember.stop()
+    away = at.ember.root / "away"
+    away.mkdir()
+    for path in [*at.ember.root.glob("ember.db*"), at.ember.root / "snapshots"]:
+        path.rename(away / path.name)
+    restart(at)
+    assert at.until(lambda: any("pulling them again changes nothing" in n for n in notes(at)))
+    assert at.ember.log().count("pulling them again changes nothing") == 1
+    at.pull(case.reference)
+    with pytest.raises(grpc.RpcError, match="does not exist"), at.snapshot(case.chain_id):
+        raise AssertionError("if containerd asks Ember again, there is no need for words")
+    at.containerd.ctr("images", "rm", "--sync", case.reference)
+    assert at.until(lambda: not at.blobs())
+    assert at.pull(case.reference).lazy_layers == 2
+    assert at.shown(case.chain_id)
+
+
+def notes(at: Node) -> list[str]:
+    return list(at.status()["notes"])
