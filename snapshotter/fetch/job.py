@@ -35,6 +35,8 @@ from snapshotter.tiers.tier import Tier
 log = logging.getLogger(__name__)
 
 _MOST_REASONS = 8
+_BUSY_S = 1.0
+"""How long a tier rests that asked for it and did not say for how long."""
 
 
 class Job:
@@ -169,18 +171,15 @@ class Job:
         for tier in self._crew.ranking.order():
             for source in sources:
                 for blob in source.blobs:
-                    rest_s = self._crew.ranking.rest_s(tier, blob)
-                    if rest_s:
-                        self._left_alone(tier, blob)
-                        rests.append(rest_s)
-                    elif await self._try(tier, source, blob) or not self.left():
+                    rest_s = await self._try(tier, source, blob)
+                    if rest_s is None or not self.left():
                         return None
-                    else:
-                        rests.append(self._crew.ranking.rest_s(tier, blob))
+                    rests.append(rest_s)
         return min(rests, default=0.0)
 
-    async def _try(self, tier: Tier, source: LayerSource, blob: BlobRef) -> bool:
-        """Whether the tier did what it was asked for; if not, why is noted."""
+    async def _try(self, tier: Tier, source: LayerSource, blob: BlobRef) -> float | None:
+        """None if the tier did what it was asked for; else why not is noted, and for how many
+        seconds it wants to be left in peace is returned."""
         ranking = self._crew.ranking
         try:
             await self._ask(tier, source, blob)
@@ -188,10 +187,9 @@ class Job:
             raise
         except DiskError as error:
             self._note("cache", str(error))
-            return False
         except BusyError as error:
-            ranking.busy(tier, blob, error.retry_after_s, str(error))
             self._failed(tier, "busy", error)
+            return _BUSY_S if error.retry_after_s is None else error.retry_after_s
         except NotFoundError as error:
             self._failed(tier, "miss", error)
             self._crew.sources.look_further(self._view.digest)
@@ -204,8 +202,8 @@ class Job:
             self._failed(tier, "failure", error)
         else:
             ranking.worked(tier)
-            return True
-        return False
+            return None
+        return 0.0
 
     async def _ask(self, tier: Tier, source: LayerSource, blob: BlobRef) -> None:
         if not source.index.random_access and not self.lasting:
@@ -219,12 +217,6 @@ class Job:
                 self._hand_over(self)
                 return
             await self._transfer.whole(tier, source, blob)
-
-    def _left_alone(self, tier: Tier, blob: BlobRef) -> None:
-        """The tier is not asked, for another fetch of the repository was told to come later."""
-        why = self._crew.ranking.why_rest(tier, blob)
-        self._note(tier.name, why)
-        self._ledger.waits(tier.name, why)
 
     def _failed(self, tier: Tier, outcome: str, error: EmberError) -> None:
         self._note(tier.name, str(error))

@@ -62,10 +62,6 @@ class Ledger:
             self.tally.chunks_by_tier[tier] += chunks
             self.metrics.tier_chunks.labels(tier, _purpose(demand)).inc(chunks)
 
-    def waits(self, tier: str, why: str) -> None:
-        """``tier`` is not asked for now."""
-        self.tally.trouble = f"{tier}: {why}"
-
     def failed(self, tier: str, outcome: str, why: str) -> None:
         """A fetch from ``tier`` ended without all that was asked for."""
         self.tally.corrupt += outcome == "corrupt"

@@ -239,11 +239,10 @@ class Ingest:
                 if isinstance(error, CorruptError):
                     self._streams.suspect(job.blob)
                 asked_s = getattr(error, "retry_after_s", None) or 0.0
-                if wait_s is None or asked_s > PATIENCE_S:
+                if wait_s is None or not error.retryable or asked_s > PATIENCE_S:
                     raise
                 log.warning("layer %s: %s; tried again", job.blob.digest, error)
-                if error.retryable:
-                    await self._clock.sleep(max(wait_s, asked_s))
+                await self._clock.sleep(max(wait_s, asked_s))
                 job.done_bytes = 0
             else:
                 return

@@ -2,7 +2,8 @@
 
 What a read may end with, and what the road makes of it:
 - exactly the bytes, in order: good. Whether they are the right ones, the chunk digests tell.
-- BusyError: come back later, not before ``retry_after_s``. No blame.
+- BusyError: come back later, not before ``retry_after_s``. No blame. Whom that is for the tier
+  knows (one credential of many, say): it answers so at once until then, and asks nobody.
 - NotFoundError: this tier does not have the blob. No blame.
 - RangeUnsupportedError: only the whole blob can be had, by stream().
 - any other EmberError: a failure. The tier is asked later than others for a while.

@@ -161,10 +161,23 @@ async def test_busy_and_missing_do_not_lower_a_rank(bench: Bench) -> None:
     await bench.read(view, 10_000, 10)
     assert [len(tier.asked) for tier in bench.tiers] == [2, 2]
     await bench.read(view, 20_000, 10)
-    assert [len(tier.asked) for tier in bench.tiers] == [2, 3]  # left in peace for a minute
-    await clock.advance(61)
-    await bench.read(view, 30_000, 10)
-    assert [len(tier.asked) for tier in bench.tiers] == [3, 3]
+    assert [len(tier.asked) for tier in bench.tiers] == [3, 2]
+
+
+async def test_a_tier_that_is_busy_for_one_reader_may_not_be_for_another(bench: Bench) -> None:
+    await bench.close()
+    clock = HandClock()
+    await bench.open(clock=clock)
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.script = ["busy"]  # for the credential of the first
+    bench.tier.retry_after_s = 30
+    first = asyncio.create_task(bench.read(view, 0, 10, deadline_s=100))
+    await until(lambda: clock.sleepers >= 2)  # deadline and rest
+    async with asyncio.timeout(5):
+        assert await bench.read(view, 30_000, 10) == PLAIN[30_000:30_010]
+    assert not first.done()
+    await clock.advance(31)
+    assert await first == PLAIN[:10]
 
 
 async def test_retry_after_is_honoured_when_all_are_busy(bench: Bench) -> None:

@@ -23,6 +23,7 @@ from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import (
     CorruptError,
     EmberError,
+    LengthError,
     NoSpaceError,
     RefusedError,
     UnavailableError,
@@ -297,6 +298,15 @@ async def test_the_rate_of_a_registry_is_that_of_its_streams_together(scene: Sce
     await asyncio.gather(*(scene.ingest.wait(job, 30) for job in jobs))
     assert scene.ingest.rate("r.example") == pytest.approx(1_000_000, rel=0.05)
     assert scene.ingest.rate("other.example") == 1000
+
+
+async def test_what_will_be_so_again_is_not_asked_for_again(scene: Scene) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    scene.error = LengthError("it has another length there")
+    with pytest.raises(LengthError):
+        await scene.ingest.wait(scene.ingest.start(blob, sha256(PLAIN)), 30)
+    assert (scene.opened, scene.clock.slept) == (1, [])
+    assert scene.suspected == [blob]
 
 
 async def test_a_lie_about_one_blob_does_not_hold_up_who_says_the_truth(scene: Scene) -> None:
