@@ -5,6 +5,7 @@ Every failure ends as one line on stderr and an exit code; no traceback, no gRPC
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 import typer
 
+from snapshotter.cli.checks.peer import listener
 from snapshotter.rpc.pb.ember.control.v1 import control_pb2, control_pb2_grpc
 from snapshotter.rpc.said import is_the_daemons_own
 
@@ -27,7 +29,15 @@ QUICK_S = 30.0
 _REMOVE_S = 300.0
 _DOCUMENT_BYTES = 256 * 1024 * 1024
 """gRPC's own 4 MiB are too little for the status of a node with thousands of layers."""
+_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.default_authority", "localhost"),
+    ("grpc.max_receive_message_length", _DOCUMENT_BYTES),
+)
 _CONNECT_S = 2.0
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+"""With an empty SETTINGS frame (RFC 9113, 3.4); a server answers with its own."""
+_NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 _START = "start it with `ember serve` or `systemctl start ember`"
 
 
@@ -52,9 +62,47 @@ def unreachable(path: Path) -> str:
             return f"no daemon answers at {path}: the one that made this socket is gone; {_START}"
         except PermissionError:
             return f"user {os.geteuid()} may not use {path}; run the command as root"
+        except (BlockingIOError, TimeoutError):  # as many wait for it as the kernel lets
+            return still(path)
         except OSError as error:
             return f"no daemon answers at {path}: {error.strerror or error}"
     return ""
+
+
+def still(path: Path) -> str:
+    """What to say of a daemon that holds its socket and gives no answer."""
+    pid = listener(path)
+    who, end = (f"process {pid}", f"`kill -9 {pid}`") if pid else ("of another container", "end it")
+    return (
+        f"the daemon at {path} ({who}) is there but does not answer; see its log, and if it stays"
+        f" so {end} and start it again: readers wait meanwhile"
+    )
+
+
+def silence(path: Path, wait_s: float) -> str:
+    """As ``still`` if who listens at ``path`` has no answer in ``wait_s`` seconds, else empty."""
+    with grpc.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
+        try:
+            stub = control_pb2_grpc.ControlStub(channel)
+            stub.Status(control_pb2.StatusRequest(), timeout=wait_s)
+        except grpc.RpcError as error:
+            if not isinstance(error, grpc.Call) or is_the_daemons_own(error.trailing_metadata()):
+                return ""
+            return still(path) if error.code() in _NO_ANSWER else ""
+    return ""
+
+
+def _greets(path: Path) -> bool:
+    """Whether a server of gRPC says a first word there, which a process that stands still can't."""
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe,
+    ):
+        probe.settimeout(_CONNECT_S)
+        probe.connect(str(path))
+        probe.sendall(_HTTP2_PREFACE)
+        return bool(probe.recv(1))
+    return False
 
 
 class Daemon:
@@ -65,11 +113,7 @@ class Daemon:
         self._quick_s = quick_s
         self._channel = grpc.insecure_channel(
             f"unix:{path}",
-            options=[
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.default_authority", "localhost"),
-                ("grpc.max_receive_message_length", _DOCUMENT_BYTES),
-            ],
+            options=_OPTIONS,
         )
         self._control = control_pb2_grpc.ControlStub(self._channel)
 
@@ -90,9 +134,11 @@ class Daemon:
                 why = unreachable(self._path)
                 if why:
                     fail(why, EXIT_NO_DAEMON)
+                if not _greets(self._path):
+                    fail(still(self._path))
                 fail(f"the daemon at {self._path} went away before it had answered; see its log")
             case grpc.StatusCode.DEADLINE_EXCEEDED:
-                fail(f"the daemon at {self._path} does not answer in time; see its log")
+                fail(still(self._path))
             case grpc.StatusCode.UNIMPLEMENTED:
                 fail(f"what answers at {self._path} is not Ember; see --config", EXIT_NO_DAEMON)
             case _:

@@ -16,13 +16,14 @@ from ioengine.probe import ProbeReport, probe
 from ioengine.probe_lazy import LazyProbe, probe_lazy
 from snapshotter.cli.checks.check import Check, broken, tried, weak, well
 from snapshotter.cli.checks.peer import descriptors_of, listener
-from snapshotter.cli.connection import unreachable
+from snapshotter.cli.connection import silence, unreachable
 from snapshotter.config import Config
 
 SCRATCH_PREFIX = ".doctor-"
 _ROOM_BYTES = 2 * 1024**3
 _ROOM_INODES = 10_000
 _DESCRIPTORS = 65_536
+_ANSWER_S = 5.0
 
 
 def nearest(path: Path) -> Path:
@@ -82,6 +83,9 @@ def daemon(config: Config) -> Iterator[Check]:
     if why:
         found, _, way_out = why.partition("; ")
         yield weak("daemon", found, way_out or "see its log")
+    elif why := silence(config.socket, _ANSWER_S):
+        found, _, way_out = why.partition("; ")
+        yield broken("daemon", found, way_out)
     else:
         yield well("daemon", f"process {pid or 'of another container'} at {config.socket}")
     try:

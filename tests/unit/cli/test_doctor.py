@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from snapshotter.cli.checks import node
 from snapshotter.cli.checks.node import SCRATCH_PREFIX, kernel
 from snapshotter.cli.checks.peer import descriptors_of, listener, option_of
-from snapshotter.config import Config
+from snapshotter.config import Config, load
 from tests.fakes.containerd import FakeContainerd, fake_containerd
 from tests.fakes.daemon import FakeOperations
 from tests.unit.cli.conftest import Place
@@ -98,6 +99,17 @@ def test_a_daemon_and_a_containerd_that_are_joined_are_well(
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if limit != resource.RLIM_INFINITY:
         assert rows["descriptors"]["found"] == f"the daemon may open {limit}"
+
+
+def test_a_daemon_that_does_not_answer_is_not_well(
+    place: Place, served: FakeOperations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node, "_ANSWER_S", 0.2)
+    served.hangs = True
+    row = next(check for check in node.daemon(load(place.config)) if check.what == "daemon")
+    assert row.result == "fail"
+    assert row.found.endswith(f"(process {os.getpid()}) is there but does not answer")
+    assert f"kill -9 {os.getpid()}" in row.way_out
 
 
 def test_a_plugin_that_is_not_loaded_is_broken_whatever_a_file_says(

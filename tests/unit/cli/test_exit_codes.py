@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 import typer
 
+from snapshotter.cli import connection
 from snapshotter.cli.connection import Daemon
 from snapshotter.errors import (
     DeadlineError,
@@ -165,8 +166,26 @@ def test_a_daemon_that_hangs_is_not_waited_for_without_end(
         Daemon(place.socket, quick_s=0.2).status()
     assert ended.value.exit_code == 1
     assert capsys.readouterr().err == (
-        f"ember: the daemon at {place.socket} does not answer in time; see its log\n"
+        f"ember: the daemon at {place.socket} (process {os.getpid()}) is there but does not answer;"
+        f" see its log, and if it stays so `kill -9 {os.getpid()}` and start it again: readers wait"
+        " meanwhile\n"
     )
+
+
+def test_a_daemon_that_stands_still_is_told_from_none(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_CONNECT_S", 0.2)
+    options = (*connection._OPTIONS, ("grpc.min_reconnect_backoff_ms", 300))
+    monkeypatch.setattr(connection, "_OPTIONS", options)
+    place.state.mkdir()
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(place.socket))
+        stopped.listen(8)
+        with pytest.raises(typer.Exit) as ended:
+            Daemon(place.socket).status()
+    assert ended.value.exit_code == 1
+    assert "is there but does not answer" in capsys.readouterr().err
 
 
 def test_a_removal_that_keeps_everything_ends_with_1(place: Place, served: FakeOperations) -> None:
