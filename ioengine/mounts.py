@@ -12,6 +12,8 @@ import fcntl
 import os
 import re
 import signal
+import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,9 @@ MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 _OPTIONS_BYTES = 4095  # the kernel copies one page of options
 _F_SETSIG, _F_SETLEASE = 10, 1024
+_AT_QUIETLY = 0x100 | 0x800 | 0x4000  # no symbolic link, no automount, ask no server
+_STATX_MNT_ID_UNIQUE, _STATX_ATTR_MOUNT_ROOT = 0x4000, 0x2000
+_STATX_BYTES, _STATX_HEAD, _MNT_ID_AT = 256, struct.Struct("=I4xQ"), 144  # struct statx
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,6 +36,13 @@ _libc.mount.argtypes = (
     ctypes.c_char_p,
     ctypes.c_char_p,
     ctypes.c_ulong,
+    ctypes.c_char_p,
+)
+_libc.statx.argtypes = (
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_int,
+    ctypes.c_uint,
     ctypes.c_char_p,
 )
 _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
@@ -169,6 +181,25 @@ def mount_at(target: Path) -> Mount | None:
 def is_mounted(target: Path) -> bool:
     """Is something mounted exactly at ``target``?"""
     return mount_at(target) is not None
+
+
+def unique_id(target: Path) -> int | None:
+    """The number of the mount shown at ``target``, which no other ever gets; None if none is there.
+
+    STATX_MNT_ID_UNIQUE (Linux 6.8): the numbers of mountinfo are given again. OSError on an older
+    kernel.
+    """
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    if _libc.statx(-1, os.fsencode(target), _AT_QUIETLY, _STATX_MNT_ID_UNIQUE, buffer) < 0:
+        if (number := ctypes.get_errno()) in (errno.ENOENT, errno.ENOTDIR):
+            return None
+        raise OSError(number, f"statx: {os.strerror(number)}", str(target))
+    mask, attributes = _STATX_HEAD.unpack_from(buffer)
+    if not mask & _STATX_MNT_ID_UNIQUE:
+        raise OSError(errno.ENOSYS, "the kernel numbers no mounts", str(target))
+    if not attributes & _STATX_ATTR_MOUNT_ROOT:
+        return None
+    return int.from_bytes(buffer.raw[_MNT_ID_AT : _MNT_ID_AT + 8], sys.byteorder)
 
 
 def view_is_open(path: Path) -> bool:

@@ -68,7 +68,7 @@ class _Seen:
     here: dict[Digest, StoredView]
     indexes: dict[Digest, Glance]
     running: dict[str, list[str]]
-    suspect: set[Digest]
+    suspect: dict[Digest, list[str]]
 
 
 async def status_document(parts: Parts) -> dict[str, Any]:
@@ -79,7 +79,7 @@ async def status_document(parts: Parts) -> dict[str, Any]:
         {stored.view: stored for stored in await parts.store.stored()},
         await asyncio.to_thread(parts.shelf.glance, blobs),
         await containers(parts),
-        {m.layer for m in parts.mounts.instances() if m.suspect},
+        await asyncio.to_thread(parts.mounts.doubted),
     )
     images = []
     for image in list(parts.catalog.images()):
@@ -167,12 +167,14 @@ def _image(parts: Parts, image: Image, seen: _Seen) -> dict[str, Any]:
     whole = all(layer["view_bytes"] for layer in layers)  # 0: not known before its index
     named = [c for name in image.names for c in seen.running.get(name, ())]
     doubtful = [str(layer.blob) for layer in image.layers if layer.blob in seen.suspect]
+    users = sorted({c for layer in image.layers for c in seen.suspect.get(layer.blob, ())})
     return {
         "names": list(image.names),
         "manifest": str(image.manifest),
         "lazy": image.lazy,
         "reason": image.reason,
-        "suspect": _suspicion(doubtful),
+        "suspect": _suspicion(doubtful, users),
+        "suspect_containers": users,
         "leaving": image.leaving,
         "here_bytes": sum(layer["here_bytes"] for layer in layers),
         "plain_bytes": sum(layer["view_bytes"] for layer in layers) if whole else 0,
@@ -214,10 +216,10 @@ def _layer(parts: Parts, layer: Layer, seen: _Seen) -> dict[str, Any]:
 _NO_MISSES = {"asked": 0, "filled": 0, "failed": 0, "waited_s": 0.0, "longest_s": 0.0}
 
 
-def _suspicion(layers: list[str]) -> str:
+def _suspicion(layers: list[str], users: list[str]) -> str:
     if not layers:
         return ""
     return (
         "the guard was gone while this was mounted, so what was read then may have been zeros;"
-        f" restart its containers (layers {', '.join(layers)})"
+        f" restart its containers {', '.join(users)} (layers {', '.join(layers)})"
     )

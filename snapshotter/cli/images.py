@@ -42,8 +42,7 @@ def _state(image: Document) -> str:
 def _remarks(image: Document) -> Iterator[str]:
     """What an operator must know of an image, each in a line of its own."""
     if image["suspect"]:
-        users = ", ".join(image["containers"]) or "none now"
-        yield f"SUSPECT    {_name(image)}: {image['suspect']}; its containers: {users}"
+        yield f"SUSPECT    {_name(image)}: {image['suspect']}"
     elif image["leaving"]:
         yield f"leaving    {_name(image)}: removed, and goes when nothing uses it"
     elif not image["lazy"] and image["reason"]:

@@ -10,49 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
 import secrets
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ioengine import mounts
 from snapshotter.content import Digest
 from snapshotter.errors import InvalidArgumentError, UnavailableError
-from snapshotter.image.erofs_format import LAYER_NAME
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.metadata import MetadataImage, MetadataImages
+from snapshotter.imagefs.mounted import Mounted, decode, encode
+from snapshotter.imagefs.standing import Holders, container_at, noted, standing, still_there
 from snapshotter.imagefs.views import Views
 from snapshotter.keyed_locks import KeyedLocks
 from snapshotter.snapshots.lazy import StackEntry
 from snapshotter.unbroken import Unbroken
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Mounted:
-    """One EROFS instance: where, and what it is made of.
-
-    ``suspect``: it may have shown zeros. ``links`` are then the snapshots' links that led to it:
-    containers that came over them still use it when the links have long led to another one.
-    """
-
-    key: str
-    target: Path
-    layer: Digest
-    view: Digest
-    guarded: bool
-    suspect: bool = False
-    links: tuple[Path, ...] = ()
-
-    @property
-    def root(self) -> Path:
-        """The layer's own root: a directory inside, not there when nothing is mounted."""
-        return self.target / os.fsdecode(LAYER_NAME)
 
 
 class LayerMounts:
@@ -92,8 +68,8 @@ class LayerMounts:
         for record in sorted(self.directory.glob("*.json")):
             if (target := record.with_suffix("")) in there:
                 with _passed_over(record):
-                    mounted = _decode(record.read_text(encoding="utf-8"), target)
-                    self._mounted[_name(mounted)] = mounted
+                    mounted = decode(record.read_text(encoding="utf-8"), target)
+                    self._mounted[mounted.name] = mounted
         known = {mounted.target for mounted in self._mounted.values()}
         for target in sorted(there - known):
             if target.parent == self.directory:
@@ -107,8 +83,6 @@ class LayerMounts:
         for link in links:
             if link.is_symlink():
                 self._users.setdefault(link.readlink().parent, set()).add(link)
-        for mounted in self._mounted.values():
-            self._users.setdefault(mounted.target, set()).update(mounted.links)
         return list(self._mounted.values())
 
     async def sweep(self) -> None:
@@ -120,8 +94,7 @@ class LayerMounts:
             async with self._lock(mounted.view):
                 users = self._users.get(mounted.target, set())
                 users.difference_update([link for link in users if not link.is_symlink()])
-                if not users:
-                    await self._detach(mounted)
+                await self._retire(mounted)
 
     def instances(self) -> list[Mounted]:
         """Every EROFS instance that is mounted."""
@@ -131,13 +104,32 @@ class LayerMounts:
         """The instances whose data is ``view``."""
         return [m for m in self._mounted.values() if m.view == view]
 
-    def mark_suspect(self, mounted: Mounted) -> None:
-        """Set an instance aside: who uses it goes on, whoever comes next gets a new one."""
-        mounted.suspect = True
-        mounted.links = tuple(sorted(self._users.get(mounted.target, ())))
-        self._mounted.pop(mounted.key, None)
-        self._mounted[_name(mounted)] = mounted
-        self._record(mounted)
+    def mark_suspect(self, found: Sequence[Mounted]) -> None:
+        """Set instances aside: who uses them goes on, whoever comes next gets a new one."""
+        there = mounts.mountinfo()
+        for mounted in found:
+            self._mounted.pop(mounted.key, None)
+            mounted.suspect = True
+            mounted.holders = noted(standing(there, mounted.target, self._names(mounted)))
+            self._mounted[mounted.name] = mounted
+            self._record(mounted)
+
+    def doubted(self) -> dict[Digest, list[str]]:
+        """The layers of which somebody still sees a suspect instance, and these containers."""
+        found: dict[Digest, dict[str, None]] = {}
+        for mounted in self.instances():
+            for target in self._seen_by(mounted) if mounted.suspect else ():
+                found.setdefault(mounted.layer, {})[container_at(target)] = None
+        return {layer: sorted(names) for layer, names in found.items()}
+
+    def _names(self, mounted: Mounted) -> set[Path]:
+        """The paths that lead to the instance just now."""
+        return {mounted.root, *self._users.get(mounted.target, ())}
+
+    def _seen_by(self, mounted: Mounted) -> Holders:
+        """Who sees a suspect instance: those noted, and whoever its names led to it since."""
+        found = standing(mounts.mountinfo(), mounted.target, self._names(mounted))
+        return still_there(mounted.holders) | noted(found)
 
     async def mount(
         self, entry: StackEntry, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]
@@ -177,9 +169,28 @@ class LayerMounts:
                     image = await self._image(index, below)
                     await loop.run_in_executor(self._executor, self._attach, mounted, image.path)
                 self._mounted[instance] = mounted
-            await loop.run_in_executor(self._executor, _link, entry.directory, mounted.root)
-            self._users.setdefault(mounted.target, set()).add(entry.directory)
+            await self._lead(entry.directory, mounted)
         return image.key
+
+    async def _lead(self, link: Path, mounted: Mounted) -> None:
+        """Have ``link`` lead to the instance, and no longer to a suspect one."""
+        loop = asyncio.get_running_loop()
+        left = [m for m in self.of_view(mounted.view) if m.suspect and link in self._names(m)]
+        for suspect in left:
+            suspect.holders = await asyncio.to_thread(self._seen_by, suspect)
+            self._record(suspect)
+        await loop.run_in_executor(self._executor, _link, link, mounted.root)
+        self._users.setdefault(mounted.target, set()).add(link)
+        for suspect in left:
+            self._users[suspect.target].discard(link)
+            await self._retire(suspect)
+
+    async def _retire(self, mounted: Mounted) -> None:
+        """Unmount an instance that no name leads to, unless containers see it and are to know."""
+        if self._users.get(mounted.target):
+            return
+        if not mounted.suspect or not await asyncio.to_thread(self._seen_by, mounted):
+            await self._detach(mounted)
 
     async def _image(
         self, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]
@@ -208,7 +219,7 @@ class LayerMounts:
     def _record(self, mounted: Mounted) -> None:
         path = mounted.target.with_name(mounted.target.name + ".json")
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(_encode(mounted), encoding="utf-8")
+        temporary.write_text(encode(mounted), encoding="utf-8")
         temporary.replace(path)
 
     async def release(self, directory: Path) -> None:
@@ -223,6 +234,9 @@ class LayerMounts:
                     if users == {directory}:  # under the lock: another may have come to it
                         await self._detach(mounted)
                     users.discard(directory)
+            elif mounted.suspect:
+                async with self._lock(mounted.view):
+                    await self._retire(mounted)
 
     def stood_on(self, view: Digest) -> bool:
         """Whether another mount shows an instance of ``view``: an overlay on it, or a bind.
@@ -231,12 +245,8 @@ class LayerMounts:
         """
         there = mounts.mountinfo()
         for mounted in self.of_view(view):
-            own = [mount for mount in there if mount.target == mounted.target]
-            devices = {mount.device for mount in own}
-            if any(m.device in devices and m.target != mounted.target for m in there):
-                return True
-            layers = {mounted.root, *self._users.get(mounted.target, ())}
-            if any(stacks(mount, layers) for mount in there if mount.kind == "overlay"):
+            seen = standing(there, mounted.target, self._names(mounted))
+            if seen or still_there(mounted.holders):
                 return True
         return False
 
@@ -256,7 +266,7 @@ class LayerMounts:
 
     async def _detach(self, mounted: Mounted) -> None:
         loop = asyncio.get_running_loop()
-        if self._mounted.get(_name(mounted)) is not mounted:
+        if self._mounted.get(mounted.name) is not mounted:
             return
         links = self._users.pop(mounted.target, set())
         try:
@@ -264,7 +274,7 @@ class LayerMounts:
         except OSError as error:
             log.warning("unmounting %s: %s; it is tried again later", mounted.target, error)
             return
-        del self._mounted[_name(mounted)]
+        del self._mounted[mounted.name]
         if not self.of_view(mounted.view):
             await self._views.let_go(mounted.view)
 
@@ -278,33 +288,6 @@ class LayerMounts:
         mounted.target.with_name(mounted.target.name + ".json").unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             mounted.target.rmdir()
-
-
-def stacks(overlay: mounts.Mount, layers: Collection[Path]) -> bool:
-    """Whether one of ``layers`` (N/fs in the snapshots' directory, or a mount point) surely is
-    below it.
-
-    Many lower directories are given by names like ``12/fs``, and from where is not to be seen.
-    Other snapshotters have those too, but an upper directory is beside the lower ones. Of an
-    overlay without one only the kernel knows, when a view's file is still open without our mounts.
-    """
-    options = [option.partition("=")[::2] for option in overlay.super_options]
-    lower = [
-        each for key, value in options if key.startswith("lowerdir") for each in value.split(":")
-    ]
-    uppers = [Path(value) for key, value in options if key == "upperdir"]
-    for layer in layers:
-        if str(layer) in lower:
-            return True
-        beside = bool(uppers) and uppers[0].parent.parent == layer.parent.parent
-        if beside and f"{layer.parent.name}/{layer.name}" in lower:
-            return True
-    return False
-
-
-def _name(mounted: Mounted) -> str:
-    """The key that finds an instance; a suspect one is found by nobody who wants to mount."""
-    return f"{mounted.key} (suspect {mounted.target.name})" if mounted.suspect else mounted.key
 
 
 @contextlib.contextmanager
@@ -344,23 +327,3 @@ def _link(link: Path, target: Path) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     temporary.replace(link)
-
-
-def _encode(mounted: Mounted) -> str:
-    fields = asdict(mounted)
-    fields.update(layer=str(mounted.layer), view=str(mounted.view), target=str(mounted.target))
-    fields["links"] = [str(link) for link in mounted.links]
-    return json.dumps(fields)
-
-
-def _decode(text: str, target: Path) -> Mounted:
-    fields = json.loads(text)
-    return Mounted(
-        fields["key"],
-        target,
-        Digest.parse(fields["layer"]),
-        Digest.parse(fields["view"]),
-        bool(fields["guarded"]),
-        bool(fields.get("suspect", False)),
-        tuple(map(Path, fields.get("links", ()))),
-    )

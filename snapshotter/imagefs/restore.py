@@ -13,7 +13,8 @@ from pathlib import Path
 from snapshotter.content import Digest
 from snapshotter.errors import EmberError, NotFoundError
 from snapshotter.imagefs.datapath import DataPath
-from snapshotter.imagefs.layer_mounts import LayerMounts, Mounted
+from snapshotter.imagefs.layer_mounts import LayerMounts
+from snapshotter.imagefs.mounted import Mounted
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.views import Views
 
@@ -32,13 +33,12 @@ async def restore(
 
     ``names``: the images that a layer's blob is in, for messages.
     """
-    for mounted in mounts.restore(links):
-        if not mounted.guarded:
-            continue
-        if data_path.guard is None or not data_path.guard.adopted:
-            await _suspect(mounted, mounts, views, names)
-        if data_path.guard is None:
-            continue
+    found = [mounted for mounted in mounts.restore(links) if mounted.guarded]
+    if data_path.guard is None or not data_path.guard.adopted:
+        await _suspect(found, mounts, views, names)
+    if data_path.guard is None:
+        return
+    for mounted in found:
         try:
             index = shelf.get(mounted.layer)
             if index is None:
@@ -49,17 +49,22 @@ async def restore(
 
 
 async def _suspect(
-    mounted: Mounted,
+    found: Sequence[Mounted],
     mounts: LayerMounts,
     views: Views,
     names: Callable[[Digest], Sequence[str]],
 ) -> None:
-    if mounted.suspect or await views.whole(mounted.view):
+    doubtful = [m for m in found if not m.suspect and not await views.whole(m.view)]
+    if not doubtful:
         return
-    mounts.mark_suspect(mounted)
-    log.critical(
-        "layer %s (%s) was mounted while no guard was there: what its readers saw may have been"
-        " zeros. Its next container gets a new mount; restart those that run on it",
-        mounted.layer,
-        ", ".join(names(mounted.layer)) or "of no image that is known",
-    )
+    mounts.mark_suspect(doubtful)
+    seen = mounts.doubted()
+    for layer in dict.fromkeys(mounted.layer for mounted in doubtful):
+        users = ", ".join(seen.get(layer, ()))
+        log.critical(
+            "layer %s (%s) was mounted while no guard was there: what its readers saw may have been"
+            " zeros. Its next container gets a new mount; %s",
+            layer,
+            ", ".join(names(layer)) or "of no image that is known",
+            f"restart those that run on it: {users}" if users else "none runs on it now",
+        )

@@ -37,6 +37,7 @@ LAZY = {
     "lazy": True,
     "reason": "",
     "suspect": "",
+    "suspect_containers": [],
     "leaving": False,
     "here_bytes": 65_536,
     "plain_bytes": 100_000,

@@ -135,3 +135,15 @@ def test_asking_for_a_view_never_signals_the_daemon(place: Path) -> None:
         mounts.view_is_open(place / "views")
     with pytest.raises(FileNotFoundError):
         mounts.view_is_open(place / "missing")
+
+
+def test_a_mount_is_told_from_the_next_one_at_its_place(place: Path) -> None:
+    bound = place / "bound"
+    assert mounts.unique_id(bound) is None
+    assert mounts.unique_id(place / "none") is None
+    mounts.bind_private(place / "views", bound)
+    first = mounts.unique_id(bound)
+    assert first and mounts.unique_id(bound) == first
+    mounts.unmount(bound)
+    mounts.bind_private(place / "views", bound)
+    assert mounts.unique_id(bound) not in (None, first)

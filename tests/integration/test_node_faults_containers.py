@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
@@ -233,3 +234,30 @@ def test_keeper_and_daemon_die_in_turn_under_readers_and_nobody_sees_it(
             restart(at)
         assert [told(each) for each in reading] == [crc_of("turns", n) for n in range(3)]
         assert at.image(case.reference)["suspect"] == ""
+
+
+def test_what_ran_without_a_guard_is_named_until_it_is_gone_and_what_comes_next_is_not(
+    at: Node, lazily: Lazily
+) -> None:
+    case = lazily("unguarded")
+    with ExitStack() as first:
+        old = first.enter_context(container(at, case.reference))
+        at.ember.kill()
+        for holder in keepers(at):
+            os.kill(holder, signal.SIGKILL)
+        assert at.until(lambda: not keepers(at))
+        restart(at)
+        named = f"{at.namespace}/{old.name}"
+        assert f"restart those that run on it: {named}" in at.ember.log()
+        with container(at, case.reference) as new:
+            assert new.read("/f0") == crc_of("unguarded", 0)
+            assert at.image(case.reference)["suspect_containers"] == [named]
+            at.ember.kill()
+            restart(at)
+            assert at.image(case.reference)["suspect_containers"] == [named]
+            first.close()
+            assert at.image(case.reference)["suspect"] == ""
+            assert new.read("/f1") == crc_of("unguarded", 1)
+            at.ember.kill()
+            restart(at)
+            assert len(layer_mounts(at)) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ioengine.mounts import Mount
-from snapshotter.imagefs.layer_mounts import stacks
+from snapshotter.imagefs.standing import container_at, stacks
 
 LAYERS = {Path("/state/layers/ab"), Path("/root/snapshots/12/fs")}
 
@@ -47,3 +47,10 @@ def test_an_overlay_on_a_layer_is_found(options: tuple[str, ...]) -> None:
 )
 def test_an_overlay_of_another_snapshotter_is_not_taken_for_one(options: tuple[str, ...]) -> None:
     assert not stacks(overlay(*options), LAYERS)
+
+
+def test_a_container_is_named_as_containerd_s_path_to_its_root_names_it() -> None:
+    task = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/c1/rootfs"
+    assert container_at(task) == "k8s.io/c1"
+    for other in ("/tmp/seen", "/rootfs", "/a/b/c/rootfs"):
+        assert container_at(other) == other
