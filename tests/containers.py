@@ -156,6 +156,12 @@ def keepers(at: Node) -> list[int]:
     return found
 
 
+def has_another_keeper(at: Node, before: int) -> bool:
+    """Whether a new keeper holds the guard; a dying one may still be named for a moment."""
+    keeper: str = at.status()["daemon"]["keeper"]
+    return keeper.startswith("pid") and keeper != f"pid {before}"
+
+
 def layer_mounts(at: Node) -> list[Path]:
     """The EROFS instances that Ember has mounted."""
     below = at.ember.state / "layers"

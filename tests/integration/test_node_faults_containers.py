@@ -24,6 +24,7 @@ from tests.containers import (
     container,
     crc_of,
     emptied,
+    has_another_keeper,
     keepers,
     layer_mounts,
     left_behind,
@@ -212,11 +213,6 @@ def test_a_daemon_ends_the_leases_that_it_left_when_it_was_killed_and_no_other_s
     restart(at)
     assert at.until(lambda: sorted(leases(at)) == ["of-another", "of-nobody"], 10)
     at.containerd.ctr("leases", "rm", "of-another", "of-nobody")
-
-
-def has_another_keeper(at: Node, before: int) -> bool:
-    keeper: str = at.status()["daemon"]["keeper"]
-    return keeper.startswith("pid") and keeper != f"pid {before}"
 
 
 def test_keeper_and_daemon_die_in_turn_under_readers_and_nobody_sees_it(
