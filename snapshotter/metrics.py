@@ -18,7 +18,8 @@ class Metrics:
         self.registry = registry or CollectorRegistry()
         self.tier_bytes = Counter(
             "ember_tier_bytes",
-            "Bytes that came from a tier, as it stores them",
+            "Bytes that came from a tier, as it stores them: on demand, in the background, or with"
+            " the first pull of a layer",
             ["tier", "purpose"],
             registry=self.registry,
         )
@@ -53,7 +54,10 @@ class Metrics:
             registry=self.registry,
         )
         self.jobs = Gauge(
-            "ember_jobs", "Fetches that run or wait for a slot", ["state"], registry=self.registry
+            "ember_jobs",
+            "Fetches of the road that run or are queued for a slot just now",
+            ["state"],
+            registry=self.registry,
         )
 
         self.reads_waiting = Gauge(

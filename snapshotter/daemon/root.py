@@ -134,7 +134,7 @@ class Daemon:
         await restore(
             links, base.data_path, layer_mounts, views, base.shelf, base.catalog.names_of_blob
         )
-        ingest, decider = self._open_decider(base, views)
+        ingest, decider = self._open_decider(base, views, metrics)
         layers = Layers(decider, base.catalog, base.shelf, ingest, layer_mounts, views, self._clock)
         pump = self._listen(base, views)
         if pump is not None:
@@ -256,7 +256,7 @@ class Daemon:
             directio=directio,
         )
 
-    def _open_decider(self, base: _Base, views: Views) -> tuple[Ingest, Decider]:
+    def _open_decider(self, base: _Base, views: Views, metrics: Metrics) -> tuple[Ingest, Decider]:
         config, clock, catalog = self._config, self._clock, base.catalog
 
         async def refused(blob: Digest, diff_id: Digest, reason: str) -> None:
@@ -273,13 +273,14 @@ class Daemon:
             clock,
             config.first_pull.parallel_layers,
             Rates(config.first_pull.assumed_rate, clock),
+            metrics.tier_bytes.labels("registry", "first_pull").inc,
         )
         self._undo.later(ingest.close)
 
         def index_another(view: Digest, blob: BlobRef) -> None:
             if catalog.fault(blob.digest, view) is None:
                 with contextlib.suppress(UnavailableError):  # this daemon is stopping
-                    ingest.start_from(blob, view, base.registry.stream)
+                    ingest.start_index(blob, view)
 
         base.shelf.index_another = index_another
         idle = IdleIndexer(base.containerd, ingest, base.shelf, clock)

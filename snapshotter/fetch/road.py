@@ -75,6 +75,9 @@ class Road:
             limits=self.limits,
             chance=chance or random.Random(),
         )
+        slots, jobs = self._crew.slots, self._metrics.jobs
+        jobs.labels("running").set_function(lambda: slots.running)
+        jobs.labels("queued").set_function(lambda: slots.queued)
         self._lanes: dict[Digest, Lane] = {}
         self._ledgers: dict[Digest, Ledger] = {}
         self._closed = False

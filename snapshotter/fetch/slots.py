@@ -39,7 +39,8 @@ class _Set:
 
     @property
     def queued(self) -> int:
-        return sum(map(len, self._queues.values()))
+        # In one step, for metrics are asked for from another thread.
+        return sum(map(len, list(self._queues.values())))
 
     @property
     def is_busy(self) -> bool:

@@ -98,7 +98,9 @@ class Ingest:
         clock: Clock,
         parallel: int,
         rates: Rates,
+        received: Callable[[int], object],
     ) -> None:
+        """``received`` is told of all bytes that came from registries, also of what failed."""
         self._streams = streams
         self._stage = stage
         self._directory = index_directory
@@ -107,6 +109,7 @@ class Ingest:
         self._clock = clock
         self._slots = asyncio.Semaphore(parallel)
         self._rates = rates
+        self._received = received
         self._jobs: dict[tuple[Digest, Digest], Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -138,7 +141,11 @@ class Ingest:
 
         UnavailableError once this is closed.
         """
-        return self._begin(blob, diff_id, self._streams.stream, keep=True)
+        return self._begin(blob, diff_id, None, keep=True)
+
+    def start_index(self, blob: BlobRef, diff_id: Digest) -> Job:
+        """As `start`, but only its index is kept."""
+        return self._begin(blob, diff_id, None, keep=False)
 
     def start_from(
         self,
@@ -153,7 +160,7 @@ class Ingest:
         self,
         blob: BlobRef,
         diff_id: Digest,
-        source: Source,
+        source: Source | None,
         keep: bool,
     ) -> Job:
         key = (blob.digest, diff_id)
@@ -198,7 +205,7 @@ class Ingest:
             job.error = _stopping(job.blob)
             job.finished.set()
 
-    async def _run(self, job: Job, source: Source, keep: bool) -> None:
+    async def _run(self, job: Job, source: Source | None, keep: bool) -> None:
         try:
             async with self._slots:
                 await self._try(job, source, keep)
@@ -223,16 +230,12 @@ class Ingest:
         finally:
             job.finished.set()
 
-    async def _try(self, job: Job, source: Source, keep: bool) -> None:
+    async def _try(self, job: Job, source: Source | None, keep: bool) -> None:
         """Again after a fault that may pass, a bounded number of times and with rising waits."""
         for wait_s in (*RETRY_WAITS_S, None):
             try:
-                if keep:
-                    registry = job.blob.repository.split("/", 1)[0]
-                    with self._rates.streaming(registry) as came:
-                        staging = await self._stage(job.diff_id, job.blob.size_bytes)
-                        await self._ingest(job, source, staging, came)
-                    self._note_streamed(job)
+                if source is None:
+                    await self._stream(job, keep)
                 else:
                     await self._ingest(job, source, None, _uncounted)
             except (UnavailableError, CorruptError) as error:
@@ -246,6 +249,19 @@ class Ingest:
                 job.done_bytes = 0
             else:
                 return
+
+    async def _stream(self, job: Job, keep: bool) -> None:
+        registry = job.blob.repository.split("/", 1)[0]
+        with self._rates.streaming(registry) as measure:
+
+            def came(count_bytes: int) -> None:
+                measure(count_bytes)
+                self._received(count_bytes)
+
+            staging = await self._stage(job.diff_id, job.blob.size_bytes) if keep else None
+            await self._ingest(job, self._streams.stream, staging, came)
+        if keep:
+            self._note_streamed(job)
 
     async def _ingest(
         self,

@@ -412,6 +412,21 @@ async def test_metrics_count_what_came_from_where(bench: Bench) -> None:
     assert 'ember_asks_total{purpose="demand",result="hit"} 1.0' in text
 
 
+async def test_metrics_show_the_fetches_that_are_under_way(bench: Bench) -> None:
+    def shown(state: str) -> bool:
+        return f'ember_jobs{{state="{state}"}} 1.0' in bench.metrics.render().decode()
+
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    assert not shown("running")
+    bench.tier.gate.clear()
+    ask = asyncio.create_task(bench.read(view, 0, 8192))
+    await until(lambda: shown("running"))
+    assert not shown("queued")
+    bench.tier.gate.set()
+    await ask
+    await until(lambda: not shown("running"))
+
+
 @pytest.mark.parametrize("demand", [True, False])
 @pytest.mark.parametrize("form", ["plain", "gzip"])
 async def test_a_tier_faster_than_the_disk_is_held_back(

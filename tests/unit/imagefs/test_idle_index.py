@@ -41,6 +41,7 @@ class Scene:
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self.stored: dict[Digest, bytes] = {}
         self.read: list[Digest] = []
+        self.received: list[int] = []
         self.full = False
         self.broken: set[Digest] = set()
         self.gate = asyncio.Event()
@@ -56,6 +57,7 @@ class Scene:
             self.clock,
             parallel=2,
             rates=Rates(1000, self.clock),
+            received=self.received.append,
         )
         self.idle = IdleIndexer(self, self.ingest, self.shelf, self.clock)
 
@@ -136,6 +138,7 @@ async def test_each_layer_is_read_once_and_indexed_when_containerd_has_it(scene:
     await scene.poll(4)
     assert scene.shelf.get(one.blob) is not None
     assert scene.read == [two.blob, one.blob]
+    assert scene.received == []
 
 
 async def test_it_waits_while_first_pulls_go_on(scene: Scene) -> None:

@@ -64,6 +64,7 @@ class Scene:
         self.room_bytes = 1 << 30
         self.disk_fault: OSError | None = None
         self.directory = directory
+        self.received: list[int] = []
         self.refused: list[tuple[Digest, str]] = []
         self.ingest = Ingest(
             self,
@@ -74,6 +75,7 @@ class Scene:
             self.clock,
             parallel=2,
             rates=Rates(1000, self.clock),
+            received=self.received.append,
         )
 
     async def stream(self, blob: BlobRef) -> AsyncIterator[bytes]:
@@ -289,6 +291,15 @@ async def test_a_fault_that_passes_is_not_seen_by_who_waits(scene: Scene) -> Non
     job = scene.ingest.start(blob, sha256(PLAIN))
     assert await scene.ingest.wait(job, 30)
     assert scene.opened == 3
+    assert sum(scene.received) == 3 * blob.size_bytes  # what failed came over the link too
+
+
+async def test_what_is_streamed_for_its_index_alone_keeps_no_view(scene: Scene) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    assert await scene.ingest.wait(scene.ingest.start_index(blob, sha256(PLAIN)), 30)
+    assert scene.staged == []
+    assert scene.has_index(blob)
+    assert sum(scene.received) == blob.size_bytes
 
 
 async def test_the_rate_of_a_registry_is_that_of_its_streams_together(scene: Scene) -> None:
