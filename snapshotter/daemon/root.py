@@ -283,7 +283,7 @@ class Daemon:
                     ingest.start_index(blob, view)
 
         base.shelf.index_another = index_another
-        idle = IdleIndexer(base.containerd, ingest, base.shelf, clock)
+        idle = IdleIndexer(base.containerd, ingest, base.shelf, clock, catalog.unpacked_layers)
         if config.first_pull.index_when_idle:
             idle.start()
             self._undo.later(idle.stop)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -283,6 +283,17 @@ class Catalog:
     def images_of_blob(self, blob: Digest) -> list[Image]:
         """The images that have ``blob`` as a layer."""
         return [self._images[m] for m in self._by_blob.get(blob, ()) if m in self._images]
+
+    def unpacked_layers(self) -> Iterator[tuple[str, Layer]]:
+        """Repository and layer of all that went the overlay way for another reason than a fault."""
+        for image in self.images():
+            if image.lazy or not image.names:
+                continue
+            name = image.names[0].partition("@")[0]
+            repository = name[: name.rfind(":")] if ":" in name.rpartition("/")[2] else name
+            for layer in image.layers:
+                if self.fault(layer.blob, layer.diff_id) is None:
+                    yield repository, layer
 
     def names_of_blob(self, blob: Digest) -> list[str]:
         """What people call the images that have ``blob`` as a layer."""

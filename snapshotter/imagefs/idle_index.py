@@ -7,8 +7,10 @@ while no first pull is going on. A blob that containerd has thrown away is passe
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -37,6 +39,8 @@ class ContentStore(Protocol):
 
     def stream_blob(self, namespace: str, digest: Digest) -> AsyncIterator[bytes]: ...
 
+    async def namespaces(self) -> list[str]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
@@ -50,8 +54,18 @@ class _Wanted:
 class IdleIndexer:
     """A bounded queue of layers whose index is wanted, worked off in the background."""
 
-    def __init__(self, store: ContentStore, ingest: Ingest, shelf: Shelf, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: ContentStore,
+        ingest: Ingest,
+        shelf: Shelf,
+        clock: Clock,
+        unpacked: Callable[[], Iterable[tuple[str, Layer]]],
+    ) -> None:
+        """``unpacked``: repository and layer of what went the overlay way in earlier days."""
         self._store = store
+        self._unpacked = unpacked
+        self._left: list[tuple[str, Layer]] = []
         self._ingest = ingest
         self._shelf = shelf
         self._clock = clock
@@ -60,7 +74,11 @@ class IdleIndexer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to work."""
+        """Begin to work, first on what an earlier daemon did not come to."""
+        left = (one for one in self._unpacked() if self._shelf.get(one[1].blob) is None)
+        self._left = list(itertools.islice(left, WAITING))
+        if self._left:
+            self._awake.set()
         self._task = asyncio.create_task(self._run(), name="idle indexing")
 
     async def stop(self) -> None:
@@ -71,20 +89,41 @@ class IdleIndexer:
 
     def want(self, namespace: str, document: ImageDocument, layers: Sequence[Layer]) -> None:
         """Index ``layers`` once containerd has them."""
-        until_s = self._clock.monotonic_s() + PULL_LIMIT_S
         for layer in layers:
-            if len(self._wanted) < WAITING:
-                self._wanted[layer.blob] = _Wanted(namespace, document.repository, layer, until_s)
+            self._want(namespace, document.repository, layer)
         self._awake.set()
+
+    def _want(self, namespace: str, repository: str, layer: Layer) -> None:
+        until_s = self._clock.monotonic_s() + PULL_LIMIT_S
+        if len(self._wanted) < WAITING:
+            self._wanted[layer.blob] = _Wanted(namespace, repository, layer, until_s)
 
     async def _run(self) -> None:
         while True:
             await self._awake.wait()
-            while self._wanted:
+            while self._wanted or self._left:
                 await self._clock.sleep(POLL_S)
-                if not self._ingest.jobs():
-                    await self._step()
+                if self._ingest.jobs():
+                    continue
+                await self._take_up()
+                await self._step()
             self._awake.clear()
+
+    async def _take_up(self) -> None:
+        """Want what was left, where containerd has it still; later if it does not answer."""
+        if not self._left:
+            return
+        try:
+            namespaces = await self._store.namespaces()
+        except EmberError:
+            return
+        left, self._left = self._left, []
+        for repository, layer in left:
+            for namespace in namespaces:
+                with contextlib.suppress(EmberError):
+                    await self._store.blob_size(namespace, layer.blob)
+                    self._want(namespace, repository, layer)
+                    break
 
     async def _step(self) -> None:
         """Index one layer that containerd has by now; drop what is done, refused or too old."""

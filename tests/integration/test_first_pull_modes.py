@@ -92,6 +92,17 @@ def test_the_same_with_containerd_2_and_its_own_pull(tmp_path: Path) -> None:
         check_indexed_when_idle(ours, case)
 
 
+def test_the_wish_for_an_index_outlives_the_daemon(overlay: Node) -> None:
+    case = noise("unpacked, then killed", 300_000, 200_000)
+    case.push(overlay.bed.registry)
+    assert overlay.pull(case.reference).lazy_layers == 0
+    overlay.ember.kill()
+    overlay.start_again()
+    sent_bytes = overlay.bed.registry.sent_bytes()
+    assert overlay.until(lambda: is_indexed(overlay, case))
+    assert overlay.bed.registry.sent_bytes() == sent_bytes
+
+
 def test_a_layer_that_two_images_share_is_indexed_once_for_both(overlay: Node) -> None:
     below, above = noise("shared", 500_000), noise("shared", 500_000, 600_000)
     for case in (below, replace(above, name="shares")):

@@ -113,3 +113,14 @@ async def test_an_image_that_is_leaving_does_so_after_a_restart_unless_it_is_nam
     await again.load()
     assert [each.manifest for each in again.images() if each.leaving] == [digest("a")]
     assert {each.manifest for each in again.images()} == {digest(name) for name in "abc"}
+
+
+async def test_what_was_unpacked_and_is_not_refused_is_known_by_its_repository(
+    database: Database,
+) -> None:
+    catalog = Catalog(database)
+    await catalog.remember(image("lazy", layer("1")))
+    plain = image("v1", layer("2"), layer("bad"), repository="r.example:5000/team/app")
+    await catalog.remember(replace(plain, lazy=False, reason="no index yet"))
+    await catalog.blame(digest("bad"), digest("plain bad"), "a bomb", 5)
+    assert list(catalog.unpacked_layers()) == [("r.example:5000/team/app", layer("2"))]

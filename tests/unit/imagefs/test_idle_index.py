@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snapshotter.content import BlobRef, Digest
-from snapshotter.errors import NoSpaceError, NotFoundError
+from snapshotter.errors import NoSpaceError, NotFoundError, UnavailableError
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.decision import ImageDocument
 from snapshotter.imagefs.idle_index import (
@@ -59,7 +59,9 @@ class Scene:
             rates=Rates(1000, self.clock),
             received=self.received.append,
         )
-        self.idle = IdleIndexer(self, self.ingest, self.shelf, self.clock)
+        self.left: list[tuple[str, Layer]] = []
+        self.down = False
+        self.idle = IdleIndexer(self, self.ingest, self.shelf, self.clock, lambda: self.left)
 
     async def stage(self, view: Digest, at_least_bytes: int) -> Staged:
         return Staged()
@@ -74,6 +76,11 @@ class Scene:
 
     def suspect(self, blob: BlobRef) -> None:
         raise AssertionError(f"{blob} is not to be fetched")
+
+    async def namespaces(self) -> list[str]:
+        if self.down:
+            raise UnavailableError("containerd does not answer")
+        return ["default", "k8s.io"]
 
     async def blob_size(self, namespace: str, digest: Digest) -> int:
         if digest in self.broken:
@@ -221,3 +228,20 @@ async def test_a_surprise_at_one_layer_keeps_none_of_the_others_from_their_turn(
     scene.broken.clear()
     await scene.poll(int(FAULT_RETRY_S / POLL_S) + 2)
     assert scene.shelf.get(one.blob) is not None
+
+
+async def test_what_an_earlier_daemon_did_not_come_to_is_taken_up(scene: Scene) -> None:
+    plains = [layer(file(b"one", b"1")), layer(file(b"two", b"2" * 5000))]
+    here, thrown_away = map(layer_of, plains)
+    scene.stored[here.blob] = plains[0]
+    await scene.idle.stop()
+    scene.left = [("r.example/a", here), ("r.example/a", thrown_away)]
+    scene.down = True
+    scene.idle.start()
+    await asyncio.sleep(0)
+    await scene.poll(3)
+    assert scene.read == []
+    scene.down = False
+    await scene.poll(3)
+    assert scene.read == [here.blob]
+    assert scene.shelf.get(here.blob) is not None
