@@ -24,6 +24,7 @@ from snapshotter.errors import NoSpaceError
 log = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
+BALLAST = "ballast"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 QUIET_S = 60.0
@@ -60,7 +61,7 @@ class Space:
 
     def __init__(self, root: Path, limits: SpaceLimits, evict: Evict = evict_nothing) -> None:
         self._root = root
-        self._ballast = root / "ballast"
+        self._ballast = root / BALLAST
         self._limits = limits
         self._evict = evict
         self._evicting: asyncio.Task[int] | None = None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ioengine.directories import sync_directory
-from snapshotter.chunks.space import is_full
+from snapshotter.chunks.space import BALLAST, is_full
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +27,23 @@ def room_to_try(root: Path) -> Iterator[None]:
     path = root / NAME
     if path.exists():
         path.unlink()
-        sync_directory(root)  # a journaling file system frees with its next commit
+    else:
+        _borrow(root / BALLAST)
+    sync_directory(root)  # a journaling file system frees with its next commit
     try:
         yield
     finally:
         _set_aside(path)
+
+
+def _borrow(ballast: Path) -> None:
+    """For this start and for the next one: a killed one has used up what was set aside.
+
+    The ballast grows back by itself.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        held = ballast.stat().st_size
+        os.truncate(ballast, max(0, held - 2 * ROOM_BYTES))
 
 
 def _set_aside(path: Path) -> None:

@@ -17,6 +17,8 @@ from ioengine.keeper import Keeper
 from ioengine.kept_memory import KeptMemory
 from ioengine.probe import SCRATCH_PREFIX
 from ioengine.probe_lazy import FANOTIFY
+from snapshotter.chunks.space import BALLAST
+from snapshotter.daemon.room import NAME, ROOM_BYTES, room_to_try
 from snapshotter.errors import UnavailableError
 from snapshotter.imagefs.datapath import DataPath
 from tests.conformance.snapshots.whole import end_keeper
@@ -133,6 +135,22 @@ def test_a_full_disk_without_a_guard_is_one_error_in_words(tmp_path: Path) -> No
             open_path(root, state)
         assert not list(root.glob(SCRATCH_PREFIX + "*"))
         assert not [m for m in mounts.mountinfo() if state in m.target.parents]
+
+
+@pytest.mark.parametrize("spare", [NAME, BALLAST])
+def test_a_full_disk_has_room_for_a_start_as_long_as_any_is_set_aside(
+    tmp_path: Path, spare: str
+) -> None:
+    with small_disk(tmp_path) as (root, state):
+        with (root / spare).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 4 * ROOM_BYTES)
+        fill(root)
+        with room_to_try(root):
+            path = open_path(root, state)
+        assert path.name == FANOTIFY
+        path.close()
+        end_keeper(state / "keeper.sock")
+        assert (root / NAME).stat().st_size == ROOM_BYTES
 
 
 def test_the_files_of_a_killed_probe_keep_no_daemon_from_starting(tmp_path: Path) -> None:
