@@ -47,6 +47,7 @@ from snapshotter.imagefs.rates import Rates
 from snapshotter.imagefs.removal import Remover
 from snapshotter.imagefs.restore import restore
 from snapshotter.imagefs.shelf import Shelf
+from snapshotter.imagefs.starved import Starvation
 from snapshotter.imagefs.views import Views
 from snapshotter.metrics import Metrics
 from snapshotter.oci.pull_credentials import PullCredentials
@@ -313,6 +314,9 @@ class Daemon:
         pump = MissPump(guard, base.road, views, self._clock, fetch.miss_timeout, fetch.readahead)
         pump.start()
         self._undo.later(pump.stop)
+        starvation = Starvation(guard, self._clock)
+        starvation.start()
+        self._undo.later(starvation.stop)
         base.data_path.watch_keeper()
         return pump
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ioengine import mounts
-from ioengine.guard import GROUP_NAME, Guard
-from ioengine.keeper import Keeper
+from ioengine.guard import GROUP_NAME, RESERVED_DESCRIPTORS, Guard
+from ioengine.keeper import Keeper, SilentKeeperError
 from ioengine.kept_memory import KeptMemory
 from ioengine.probe_lazy import FANOTIFY, LazyProbe, probe_directio, probe_lazy
 from snapshotter.errors import UnavailableError
@@ -72,15 +72,20 @@ class DataPath:
                 return cls(probe, tuple(probe.reasons))
             views.mkdir(mode=0o700, parents=True, exist_ok=True)
             guarded.mkdir(mode=0o700, parents=True, exist_ok=True)
-            raise_descriptor_limit()
+            reserve = min(RESERVED_DESCRIPTORS, raise_descriptor_limit() // 2)
             if not mounts.is_mounted(guarded):
                 mounts.bind_private(views, guarded)
             keeper = Keeper.connect_or_start(socket)
-            guard = Guard.open(keeper, guarded, stored=stored)
+            guard = Guard.open(keeper, guarded, stored=stored, reserve=reserve)
+        except SilentKeeperError as error:
+            raise UnavailableError(
+                f"{error}; let it go on (kill -CONT): if it ends, what is lazy and mounted may be"
+                " read as zeros"
+            ) from None
         except OSError as error:
             raise UnavailableError(
                 f"the lazy data path can't be set up: {error}; `ember doctor` says more, and"
-                ' lazy.mode = "off" does without it'
+                ' lazy.mode = "off" does without it where no image is lazy yet'
             ) from None
         for remark in keeper.remarks:
             log.warning("keeper: %s", remark)
@@ -225,12 +230,14 @@ def _outlived(views: Path, guarded: Path, socket: Path, stored: Mapping[str, int
             return True
         with Keeper.connect(socket) as keeper:
             return GROUP_NAME in keeper.names()
+    except SilentKeeperError:
+        raise
     except OSError:
         return False
 
 
-def raise_descriptor_limit() -> None:
-    """As many descriptors as the hard limit allows: each waiting event needs one."""
+def raise_descriptor_limit() -> int:
+    """As many descriptors as the hard limit allows: each waiting event needs one. How many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1_048_576
     try:
@@ -242,6 +249,7 @@ def raise_descriptor_limit() -> None:
             "LimitNOFILE is %d: so many reads, less some, can wait at once; the unit sets more",
             hard,
         )
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def stored_descriptors() -> dict[str, int]:

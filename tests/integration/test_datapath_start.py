@@ -159,3 +159,22 @@ def test_the_files_of_a_killed_probe_keep_no_daemon_from_starting(tmp_path: Path
         path = open_path(root, state)
         assert path.name == FANOTIFY
         path.close()
+
+
+def test_a_keeper_that_stands_still_is_to_go_on_and_nothing_is_done_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ioengine.keeper.TIMEOUT_S", 0.3)
+    with small_disk(tmp_path) as (root, state):
+        first = open_path(root, state)
+        pid = int(first.keeper_text().removeprefix("pid "))
+        first.close()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(UnavailableError, match=rf"process {pid}\).*kill -CONT"):
+                open_path(root, state)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        again = open_path(root, state)
+        assert again.guard is not None and again.guard.adopted
+        again.close()

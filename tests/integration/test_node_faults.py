@@ -475,3 +475,18 @@ def test_asking_for_status_is_quick_and_never_taken_for_the_keepers_death(fresh:
         assert fresh.status()["daemon"]["keeper"] == f"pid {keeper}"
     assert time.monotonic() - began_s < 8  # one misunderstanding costs ten seconds
     assert fresh.status()["daemon"]["keeper_losses"] == 0
+
+
+def test_with_few_descriptors_fewer_reads_are_taken_up_at_once_and_all_are_answered(
+    fresh: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = noisy("few")
+    lazily(fresh, case)
+    fresh.ember.stop()
+    enter = list(fresh.ember.link.enter())
+    limited = [*enter, "prlimit", "--nofile=256:256"]
+    monkeypatch.setattr(type(fresh.ember.link), "enter", lambda _: limited)
+    restart(fresh)
+    with fresh.mounted(case.chain_id) as root:
+        for name in case.rows:
+            assert ended_well(reader(root / name, sha256_of(case, name))) == ""
