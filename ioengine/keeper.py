@@ -32,6 +32,10 @@ class KeeperError(OSError):
     """The keeper cannot be started or reached, or refused a request; the text says which."""
 
 
+class SilentKeeperError(KeeperError):
+    """A keeper is there, and holds what it holds, but gives no answer: it stands still."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeeperStatus:
     """What the keeper says of itself; ``oom_score_adj`` is -1000 where that was allowed."""
@@ -68,6 +72,10 @@ class Keeper:
             raise
         except OSError as error:
             connection.close()
+            if isinstance(error, TimeoutError | BlockingIOError):
+                raise SilentKeeperError(
+                    errno.ETIMEDOUT, f"the keeper on {path} is there but does not answer"
+                ) from error
             raise KeeperError(error.errno, f"no keeper answers on {path}: {error}") from error
         return keeper
 
@@ -201,6 +209,14 @@ class Keeper:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _who(self) -> str:
+        """The process at the other end, as the kernel knows it (unix(7), SO_PEERCRED)."""
+        length = struct.calcsize("3i")
+        pid = struct.unpack(
+            "3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, length)
+        )[0]
+        return f"process {pid}"
+
     def _ask(self, request: str, descriptors: Sequence[int] = ()) -> tuple[list[str], list[int]]:
         """Send one packet, return the words behind ``ok`` and the descriptors of the answer."""
         verb = request.split(" ", 1)[0]
@@ -212,6 +228,12 @@ class Keeper:
                 os.set_inheritable(descriptor, False)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise KeeperError(error.errno, f"keeper on {self.path} has died") from error
+        except TimeoutError as error:
+            raise SilentKeeperError(
+                errno.ETIMEDOUT,
+                f"the keeper on {self.path} ({self._who()}) did not answer {verb} for"
+                f" {TIMEOUT_S:g} s",
+            ) from error
         except OSError as error:
             raise KeeperError(
                 error.errno or errno.EIO, f"keeper on {self.path} did not answer {verb}: {error}"

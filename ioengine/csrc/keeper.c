@@ -498,6 +498,7 @@ int main(int argc, char **argv)
 		ret = go_background();
 	if (ret)
 		return ret;
+	listen(polled[0].fd, CLIENTS_MAX); /* once more: whoever connects is told this pid */
 	settle_in(cgroup);
 	if (!foreground)
 		close_stdio();

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ioengine.keeper import PROGRAM, Keeper, KeeperError
+from ioengine.keeper import PROGRAM, Keeper, KeeperError, SilentKeeperError
 from tests.integration.guard_bed import until
 
 pytestmark = pytest.mark.root
@@ -145,6 +145,21 @@ def test_a_removed_socket_of_a_live_keeper_is_named(
     with pytest.raises(KeeperError, match=r"keeper\.sock\.lock"):
         Keeper.connect_or_start(keeper.path, cgroup=None)
     keeper.quit()
+
+
+def test_a_keeper_that_stands_still_is_named_and_told_from_none(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ioengine.keeper.TIMEOUT_S", 0.3)
+    pid = keeper.ping().pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(SilentKeeperError, match=rf"process {pid}\) did not answer"):
+            Keeper.connect_or_start(keeper.path, cgroup=None)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    with Keeper.connect(keeper.path) as again:
+        assert again.ping().pid == pid
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
