@@ -189,7 +189,10 @@ class DaemonOperations:
             choice = choose(records, names, namespace, image)
             gone, left = choice.gone, choice.left
             await delete(parts.containerd, gone)
-        outcome = await parts.remover.remove(found, data_only=data_only)
+        # What was indexed after a plain pull was indexed for the pull that comes after this.
+        outcome = await parts.remover.remove(
+            found, data_only=data_only, keep_indexes=bool(gone) and not found.lazy
+        )
         parts.decider.forget(found.manifest)
         kept = outcome.kept
         if outcome.in_use:

@@ -23,7 +23,7 @@ from snapshotter.errors import (
 from snapshotter.fetch import Road
 from snapshotter.imagefs.catalog import Catalog, Image, Layer
 from snapshotter.imagefs.datapath import DataPath
-from snapshotter.imagefs.decision import NO_LABELS, Decider
+from snapshotter.imagefs.decision import NO_INDEX, NO_LABELS, Decider
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.layer_mounts import LayerMounts
 from snapshotter.imagefs.misses import MissPump
@@ -33,6 +33,7 @@ from snapshotter.imagefs.views import Views
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.forgotten import Forgotten
+from snapshotter.rpc.image_records import Record, every_record
 from snapshotter.rpc.leases import PullLeases
 
 
@@ -69,6 +70,7 @@ class _Seen:
     indexes: dict[Digest, Glance]
     running: dict[str, list[str]]
     suspect: dict[Digest, list[str]]
+    held: list[Record] | None
 
 
 async def status_document(parts: Parts) -> dict[str, Any]:
@@ -80,6 +82,7 @@ async def status_document(parts: Parts) -> dict[str, Any]:
         await asyncio.to_thread(parts.shelf.glance, blobs),
         await containers(parts),
         await asyncio.to_thread(parts.mounts.doubted),
+        await _records(parts),
     )
     images = []
     for image in list(parts.catalog.images()):
@@ -152,6 +155,13 @@ def _brought(parts: Parts, view: Digest) -> Counter[str]:
     return brought
 
 
+async def _records(parts: Parts) -> list[Record] | None:
+    """containerd's images; None if it does not answer."""
+    with contextlib.suppress(EmberError):
+        return await every_record(parts.containerd)
+    return None
+
+
 async def containers(parts: Parts) -> dict[str, list[str]]:
     """Image name → containers on this snapshotter; empty if containerd does not answer."""
     found: dict[str, list[str]] = {}
@@ -172,16 +182,35 @@ def _image(parts: Parts, image: Image, seen: _Seen) -> dict[str, Any]:
         "names": list(image.names),
         "manifest": str(image.manifest),
         "lazy": image.lazy,
-        "reason": image.reason,
+        "reason": _reason(image, layers),
         "suspect": _suspicion(doubtful, users),
         "suspect_containers": users,
         "leaving": image.leaving,
+        "namespaces": _namespaces(image, seen.held),
         "here_bytes": sum(layer["here_bytes"] for layer in layers),
         "plain_bytes": sum(layer["view_bytes"] for layer in layers) if whole else 0,
         "size_bytes": sum(layer.size_bytes for layer in image.layers),
         "containers": named,
         "layers": layers,
     }
+
+
+def _reason(image: Image, layers: list[dict[str, Any]]) -> str:
+    """Why it is not lazy; what was decided at its pull may have been made up for since."""
+    if image.reason.startswith(NO_INDEX) and all(each["state"] == "indexed" for each in layers):
+        return (
+            "it was pulled as a plain overlay and indexed afterwards: lazy when it is removed and"
+            " pulled again"
+        )
+    return image.reason
+
+
+def _namespaces(image: Image, held: list[Record] | None) -> list[str] | None:
+    """Where containerd has the image."""
+    if held is None:
+        return None
+    own = {str(image.manifest)}
+    return sorted({r.namespace for r in held if r.name in image.names or r.target in own})
 
 
 def _layer(parts: Parts, layer: Layer, seen: _Seen) -> dict[str, Any]:

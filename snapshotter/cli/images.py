@@ -33,8 +33,11 @@ def _state(image: Document) -> str:
         return "SUSPECT"
     if image["leaving"]:
         return "leaving"
+    if image["namespaces"] == []:
+        return "not in containerd"
     if not image["lazy"]:
-        return "not lazy"
+        indexed = all(layer["state"] == "indexed" for layer in image["layers"])
+        return "overlay, indexed" if indexed and image["layers"] else "not lazy"
     indexing = any(layer["state"].startswith("being indexed") for layer in image["layers"])
     return "lazy, indexing" if indexing else "lazy"
 
@@ -47,6 +50,9 @@ def _remarks(image: Document) -> Iterator[str]:
         yield f"leaving    {_name(image)}: removed, and goes when nothing uses it"
     elif not image["lazy"] and image["reason"]:
         yield f"not lazy   {_name(image)}: {image['reason']}"
+    if image["namespaces"] == [] and not image["leaving"]:
+        kept = "no namespace of containerd has it; what is here is for its next pull"
+        yield f"not in containerd   {_name(image)}: {kept}, or `ember rm` takes it"
     for layer in image["layers"]:
         if layer["trouble"]:
             what = f"layer {layer['digest']} of {_name(image)}"

@@ -141,6 +141,11 @@ class Daemon:
         if pump is not None:
             pump.waiting.publish(metrics)
         layers.when_mounted = self._open_completion(base.road, views).wake
+
+        def forget_origin(view: Digest) -> None:
+            base.road.forget_tally(view)
+            ingest.forget_streamed(view)
+
         remover = Remover(
             base.catalog,
             base.shelf,
@@ -149,6 +154,7 @@ class Daemon:
             views,
             layer_mounts.metadata,
             partial(base.database.read, records.lazy_layers),
+            forget_origin,
         )
         standing = partial(base.database.read, records.lazy_layers)
         evictor = Evictor(base.catalog, views, remover, standing)

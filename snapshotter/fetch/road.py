@@ -171,6 +171,10 @@ class Road:
         ledger = self._ledgers.get(view_id)
         return ledger.tally if ledger is not None else Tally()
 
+    def forget_tally(self, view_id: Digest) -> None:
+        """What was fetched is gone for good; if it comes again, counting starts anew."""
+        self._ledgers.pop(view_id, None)
+
     def _ledger(self, view_id: Digest) -> Ledger:
         """The view's; it outlives the work for the view, of which there is some now and then."""
         ledger = self._ledgers.get(view_id)

@@ -31,6 +31,8 @@ NO_LABELS = (
     "containerd sent no image labels; use `ember pull`, or set disable_snapshot_annotations = false"
     ' (CRI) and exports.enable_remote_snapshot_annotations = "true" (containerd 2.1 or later)'
 )
+NO_INDEX = "no index yet"
+"""Begins the reasons that pass: such an image is indexed afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +312,7 @@ class Decider:
 
     def _too_long(self, document: ImageDocument, unknown: Sequence[Layer]) -> str | None:
         if self._policy.mode == "overlay":
-            return 'no index yet, and first_pull.mode = "overlay": indexed after the pull'
+            return f'{NO_INDEX}, and first_pull.mode = "overlay": indexed after the pull'
         size = sum(layer.size_bytes for layer in unknown)
         registry = document.repository.split("/", 1)[0]
         rate = self._streams.rate(registry)
@@ -318,7 +320,7 @@ class Decider:
         if expected_s <= self._policy.budget_s:
             return None
         return (
-            f"no index yet, and streaming {size / 1e6:.0f} MB at {rate / 1e6:.1f} MB/s would take"
+            f"{NO_INDEX}, and streaming {size / 1e6:.0f} MB at {rate / 1e6:.1f} MB/s would take"
             f" {expected_s:.0f} s, over first_pull.budget = {self._policy.budget_s:.0f} s:"
             " indexed after the pull"
         )

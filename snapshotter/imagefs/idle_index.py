@@ -167,7 +167,10 @@ class IdleIndexer:
             log.warning("layer %s is not indexed: %s", layer.blob, error)
         else:
             if indexed:
-                log.info("layer %s is indexed; its next start can be lazy", layer.blob)
+                log.info(
+                    "layer %s is indexed; its image can be lazy when pulled again",
+                    layer.blob,
+                )
             else:
                 self._again(wanted)
                 log.warning("layer %s is not indexed after %g s", layer.blob, PULL_LIMIT_S)

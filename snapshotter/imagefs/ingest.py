@@ -136,6 +136,10 @@ class Ingest:
         """Compressed bytes that first pulls of this view have brought since the daemon's start."""
         return self._streamed.get(diff_id, 0)
 
+    def forget_streamed(self, diff_id: Digest) -> None:
+        """What first pulls have brought of this view is gone."""
+        self._streamed.pop(diff_id, None)
+
     def start(self, blob: BlobRef, diff_id: Digest) -> Job:
         """Begin to stream ``blob``, or join the job that does already.
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
+from snapshotter.content import Digest
 from snapshotter.errors import FailedPreconditionError
 from snapshotter.imagefs.catalog import Catalog, Image, Layer
 from snapshotter.imagefs.ingest import Ingest
@@ -53,8 +54,12 @@ class Remover:
         views: Views,
         metadata: MetadataImages,
         standing: Callable[[], Awaitable[Collection[str]]],
+        forget_origin: Callable[[Digest], None],
     ) -> None:
-        """``standing``: the blobs that snapshots stand for, whatever image they are of."""
+        """``standing``: the blobs that snapshots stand for, whatever image they are of.
+
+        ``forget_origin``: a view's bytes have gone, and with them who brought them.
+        """
         self._catalog = catalog
         self._shelf = shelf
         self._ingest = ingest
@@ -62,16 +67,20 @@ class Remover:
         self._views = views
         self._metadata = metadata
         self._standing = standing
+        self._forget_origin = forget_origin
         self._work = Unbroken()
 
-    async def remove(self, image: Image, *, data_only: bool) -> Outcome:
+    async def remove(self, image: Image, *, data_only: bool, keep_indexes: bool = False) -> Outcome:
         """Drop the data of ``image``; without ``data_only`` its indexes and its record too.
 
+        With ``keep_indexes`` those that are here stay, and the record that leads to them.
         containerd must have forgotten the image by then: a layer that a snapshot still stands for
         is needed by an image that nobody told us of, and is kept with all that can bring it back.
         What has begun is finished, also if the caller is cancelled.
         """
-        return await self._work.finish(self._remove(image, data_only=data_only))
+        keep_indexes = keep_indexes and any(self._index_bytes(layer) for layer in image.layers)
+        work = self._remove(image, data_only=data_only, keep_indexes=keep_indexes)
+        return await self._work.finish(work)
 
     async def evict(self, layer: Layer) -> int:
         """Drop the layer's data if nothing uses it; how many bytes that freed."""
@@ -79,7 +88,10 @@ class Remover:
         await self._work.finish(self._drop_view(layer, outcome))
         return outcome.freed_bytes
 
-    async def _remove(self, image: Image, *, data_only: bool) -> Outcome:
+    def _index_bytes(self, layer: Layer) -> int:
+        return self._shelf.bytes_on_disk(layer.blob)
+
+    async def _remove(self, image: Image, *, data_only: bool, keep_indexes: bool) -> Outcome:
         outcome = Outcome()
         standing = () if data_only else await self._standing()
         for layer in dict.fromkeys(image.layers):
@@ -88,17 +100,35 @@ class Remover:
                 outcome.kept.append(f"layer {layer.blob}: {sharers[0]} has it too")
             elif str(layer.blob) in standing:
                 outcome.keep_in_use(layer, ", a snapshot stands on it")
+            elif keep_indexes and self._ingest.running(layer.blob, layer.diff_id):
+                outcome.kept.append(f"layer {layer.blob}: it is being indexed")
             elif await self._drop_view(layer, outcome) and not data_only:
-                size = self._shelf.bytes_on_disk(layer.blob)
-                if size:
-                    outcome.freed_bytes += size
-                    outcome.removed.append(f"index of layer {layer.blob} ({size} bytes)")
-                self._shelf.drop(layer.blob)
-                self._metadata.drop(layer.blob.hex)
-        if not data_only and not outcome.in_use:
+                self._forget_origin(layer.diff_id)
+                if not keep_indexes:
+                    self._drop_index(layer, outcome)
+        if data_only and not image.lazy and not outcome.removed and not outcome.kept:
+            outcome.kept.append(
+                f"image {image.manifest}: a plain overlay image, whose bytes are containerd's;"
+                " `ember rm` without --data takes them"
+            )
+        if keep_indexes and not outcome.in_use:
+            size = sum(map(self._index_bytes, set(image.layers)))
+            outcome.kept.append(
+                f"indexes of {image.manifest} ({size} bytes): with them its next pull can be lazy;"
+                " `ember rm` again takes them too"
+            )
+        elif not data_only and not outcome.in_use:
             await self._catalog.forget(image.manifest)
             outcome.removed.append(f"image {image.manifest}")
         return outcome
+
+    def _drop_index(self, layer: Layer, outcome: Outcome) -> None:
+        size = self._index_bytes(layer)
+        if size:
+            outcome.freed_bytes += size
+            outcome.removed.append(f"index of layer {layer.blob} ({size} bytes)")
+        self._shelf.drop(layer.blob)
+        self._metadata.drop(layer.blob.hex)
 
     def _sharers(self, image: Image, layer: Layer) -> list[str]:
         blobs = self._catalog.layers_of_view(layer.diff_id)

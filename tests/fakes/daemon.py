@@ -39,6 +39,7 @@ LAZY = {
     "suspect": "",
     "suspect_containers": [],
     "leaving": False,
+    "namespaces": ["k8s.io"],
     "here_bytes": 65_536,
     "plain_bytes": 100_000,
     "size_bytes": 40_000,

@@ -83,6 +83,40 @@ def test_an_unpacked_image_is_indexed_when_idle_and_lazy_from_then_on(overlay: N
     check_indexed_when_idle(overlay, case)
 
 
+def test_a_removal_keeps_what_was_indexed_for_the_next_pull_and_the_next_one_takes_it(
+    overlay: Node,
+) -> None:
+    case = noise("comes again", 300_000, 200_000)
+    case.push(overlay.bed.registry)
+    overlay.pull(case.reference)
+    assert overlay.until(lambda: is_indexed(overlay, case))
+    assert "lazy when it is removed and" in overlay.image(case.reference)["reason"]
+    assert overlay.image(case.reference)["namespaces"] == [overlay.namespace]
+    (kept,) = overlay.drop(case.reference).kept
+    assert "bytes are containerd's" in kept
+    reply = overlay.remove(case.reference)
+    assert any(case.reference in line for line in reply.removed)
+    assert "next pull can be lazy" in reply.kept[-1]
+    assert overlay.image(case.reference)["namespaces"] == []
+    pulled = overlay.pull(case.reference)
+    assert (pulled.lazy_layers, pulled.reason) == (pulled.layers, "")
+    assert differences(overlay, case) == []
+    assert overlay.image(case.reference)["layers"][0]["tiers"]["registry"] > 0
+    assert overlay.until(lambda: not overlay.remove(case.reference).kept)
+    assert all(case.reference not in image["names"] for image in overlay.status()["images"])
+
+
+def test_a_removal_of_a_removed_image_takes_its_indexes(overlay: Node) -> None:
+    case = noise("goes for good", 200_000)
+    case.push(overlay.bed.registry)
+    overlay.pull(case.reference)
+    assert overlay.until(lambda: is_indexed(overlay, case))
+    assert overlay.remove(case.reference).kept
+    reply = overlay.remove(case.reference)
+    assert not reply.kept and any("index of layer" in line for line in reply.removed)
+    assert overlay.pull(case.reference).lazy_layers == 0
+
+
 def test_the_same_with_containerd_2_and_its_own_pull(tmp_path: Path) -> None:
     case = noise("unpacked first by 2.x", 300_000, 200_000)
     with node(tmp_path, major=2, first_pull="overlay") as ours:

@@ -111,6 +111,22 @@ def test_nothing_that_an_image_says_is_taken_for_markup(
     assert suspect in place.ember("images").stdout
 
 
+def test_where_an_image_stands_is_said_in_a_word_and_why_in_a_line(
+    place: Place, served: FakeOperations
+) -> None:
+    lazy, plain = served.document["images"]
+    lines = place.ember("images").stdout.splitlines()
+    assert lines[2].endswith("overlay, indexed")
+    plain["layers"] = [{**plain["layers"][0], "state": "no index"}]
+    assert place.ember("images").stdout.splitlines()[2].endswith("not lazy")
+    lazy["namespaces"] = []
+    out = place.ember("images").stdout
+    assert out.splitlines()[1].endswith("not in containerd")
+    assert f"not in containerd   {lazy['names'][0]}: no namespace" in out
+    lazy["namespaces"] = None  # containerd does not answer
+    assert "not in containerd" not in place.ember("images").stdout
+
+
 def test_no_images_is_said_and_not_shown_as_an_empty_table(
     place: Place, served: FakeOperations
 ) -> None:
