@@ -14,7 +14,6 @@ import json
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +30,10 @@ from ioengine.mounts import unmount
 from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2, snapshots_pb2_grpc
 from snapshotter.rpc.pb.containerd.types import mount_pb2
 from snapshotter.rpc.pb.ember.control.v1 import control_pb2, control_pb2_grpc
+from tests.patience import until
 from tests.treecheck import Rows, walk
 
 CALL_S = 60.0
-POLL_S = 0.05
 _FLAGS = {"ro": 1, "rbind": 4096 | 16384, "bind": 4096}
 _REMOUNT = 32
 _LONG = 4096 - 512
@@ -136,12 +135,7 @@ class Node:
 
     def until(self, holds: Callable[[], bool], limit_s: float = 30.0) -> bool:
         """Wait for something that happens in the background; whether it did."""
-        deadline_s = time.monotonic() + limit_s
-        while not holds():
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(POLL_S)
-        return True
+        return until(holds, limit_s)
 
     def blobs(self) -> set[str]:
         """The digests that containerd's content store holds for this namespace."""
@@ -253,7 +247,10 @@ def call(source: str, target: Path, kind: str, flags: int, data: str) -> None:
 def node(
     cache: Path, *, major: int = 1, shape: Shape | None = None, **configuration: Any
 ) -> Iterator[Node]:
-    """A bed with an Ember and a containerd that run; ``configuration``: Ember.configure's."""
+    """A bed with an Ember and a containerd that run; ``configuration``: Ember.configure's.
+
+    What is not configured is as it is for users, completion too.
+    """
     with Bed(shape or Shape(0), cache=cache) as bed:
         ember = bed.ember(major)
         ember.configure(**configuration)

@@ -105,10 +105,13 @@ class Bed:
         return made
 
     def ember(self, containerd_major: int = 1) -> Ember:
-        """An Ember for the containerd of that version; start it when that one runs."""
+        """An Ember for the containerd of that version; start it when that one runs.
+
+        As it is it fetches only what is read, so that every byte that is counted was asked for.
+        """
         address = self.directory / f"containerd{containerd_major}" / "containerd.sock"
         made = Ember(self.directory, self.link, address)
-        made.configure()
+        made.configure(completion=False)
         self._embers.append(made)
         return made
 

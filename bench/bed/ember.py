@@ -1,7 +1,7 @@
 """Ember in the bed: the daemon from this tree on the bed's link, reached by its command line.
 
-Nothing here imports the daemon's packages: a measurement uses what a user has. Background
-completion is off unless asked for, so that bytes that are counted were asked for by a reader.
+Nothing here imports the daemon's packages: a measurement uses what a user has, and what is not
+configured here is as it is for users.
 """
 
 from __future__ import annotations
@@ -53,16 +53,20 @@ class Ember:
         self,
         *,
         first_pull: str = "stream",
-        completion: bool = False,
+        completion: bool | None = None,
         sections: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
-        """Write the configuration; ``sections`` are tables whose keys go over the bed's own."""
+        """Write the configuration; ``sections`` are tables whose keys go over the bed's own.
+
+        Without ``completion`` bytes that are counted were asked for by a reader.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         tables: dict[str, Mapping[str, object]] = {
             "containerd": {"address": str(self._containerd_address)},
             "first_pull": {"mode": first_pull},
-            "completion": {"enabled": completion},
         }
+        if completion is not None:
+            tables["completion"] = {"enabled": completion}
         lines = [f'root = "{self.root}"', f'state = "{self.state}"']
         for name, table in (sections or {}).items():
             tables[name] = {**tables.get(name, {}), **table}

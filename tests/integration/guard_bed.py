@@ -24,6 +24,7 @@ from ioengine import mounts
 from ioengine.guard import Guard, Miss, Orphan
 from ioengine.keeper import Keeper
 from ioengine.probe_image import FILE_NAME, probe_image
+from tests import patience
 
 CHUNK_BYTES = 65_536
 PATIENCE_S = 20.0
@@ -39,10 +40,7 @@ def sha256(data: bytes) -> str:
 
 def until(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
     """Wait for something that another process does; assert that it came in time."""
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline, f"did not come about: {what}"
-        time.sleep(0.005)
+    assert patience.until(holds, patience_s), f"did not come about: {what}"
 
 
 class View:

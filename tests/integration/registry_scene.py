@@ -15,7 +15,6 @@ import re
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,9 @@ from tests.cases.layers import is_file
 from tests.cases.tars import file, layer
 from tests.fakes.registry import FakeRegistry
 from tests.integration.test_daemon_manners import node_on
-from tests.integration.test_node_faults import ended_well, reader, sha256_of
 from tests.node import Node
+from tests.patience import until
+from tests.readers import ended_well, reader, sha256_of
 
 T = TypeVar("T")
 MISS_S = 4.0
@@ -155,7 +155,8 @@ def scene_in(
     fetch = f'log_level = "{level}"\n[fetch]\nmiss_timeout = {miss_s}\nreadahead = 0\n'
     registry = f"[registry]\nread_timeout = 2\n{more(directory)}"
     try:
-        with node_on(directory, root, fetch + registry, environment) as node:
+        # Requests are counted, and faults are meant for readers.
+        with node_on(directory, root, fetch + registry, environment, completion=False) as node:
             registries = Registries(node.bed.name)
             made = Scene(node, registries)
             yield made
@@ -194,7 +195,4 @@ def read_all(scene: Scene, case: ImageCase, root: Path, limit_s: float = 40) -> 
 
 def quick(process: subprocess.Popen[str], limit_s: float) -> bool:
     """Whether the reader ends well in so short a time; it is left alone if not."""
-    deadline_s = time.monotonic() + limit_s
-    while process.poll() is None and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return process.poll() == 0
+    return until(lambda: process.poll() is not None, limit_s) and process.poll() == 0

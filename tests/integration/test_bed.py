@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from bench.bed.leftovers import cgroups, mounts_below, processes_in_cgroups, pro
 from bench.bed.link import NAMESPACES, Shape
 from bench.bed.process import BedError, run
 from bench.bed.tiny import tiny_image
+from tests.patience import until
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,10 +117,7 @@ def test_a_bed_that_was_killed_is_cleared_by_the_next(tmp_path: Path, image: Ima
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
         assert owner.stdout is not None
         name = owner.stdout.readline().strip()
-        deadline = time.monotonic() + 30
-        while not list(processes_in_cgroups(name)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert list(processes_in_cgroups(name))
+        assert until(lambda: bool(list(processes_in_cgroups(name))))
         assert name not in sweep(BASE), "a bed in use was cleared"
         owner.send_signal(signal.SIGKILL)
         owner.wait()

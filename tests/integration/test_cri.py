@@ -20,8 +20,8 @@ from tests.cases.images import OCI, ImageCase
 from tests.fakes.gates import BasicGate
 from tests.fakes.registry import FakeRegistry
 from tests.integration.registry_scene import Registries, noisy
-from tests.integration.test_node_faults import ended_well, reader, restart, sha256_of
 from tests.node import Node
+from tests.readers import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -309,10 +309,10 @@ def test_a_pod_reads_on_after_a_crash_with_the_secret_that_its_pull_had(
     with kubelet.mounted(case.chain_id, namespace="k8s.io") as root:
         kubelet.ember.kill()
         reads = reader(root / first, sha256_of(case, first))
-        restart(kubelet)
+        kubelet.start_again()
         assert ended_well(reads) == ""
         kubelet.ember.stop()
-        restart(kubelet)
+        kubelet.start_again()
         assert ended_well(reader(root / second, sha256_of(case, second))) == ""
     assert files_with(b"pass:word", kubelet.ember.root, kubelet.ember.state) == []
     assert "pass:word" not in kubelet.ember.log()

@@ -22,7 +22,7 @@ from tests.fakes.http_server import Answer, Seen
 from tests.fakes.registry import FakeRegistry, is_blob
 from tests.integration.registry_scene import Registries, noisy
 from tests.integration.test_cri import Cri, KubeletNode, push
-from tests.integration.test_node_faults import ended_well, reader, restart, sha256_of
+from tests.readers import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -44,11 +44,12 @@ def kubelet(
         ember = bed.ember(request.param)
         socket = str(ember.state / "cri.sock")
         ember.configure(
+            completion=False,  # requests are counted
             sections={
                 "cri_proxy": {"address": socket},
                 "registry": {"docker_config": [str(folder / "config.json")]},
                 "fetch": {"readahead": 0, "miss_timeout": 20},
-            }
+            },
         )
         containerd = bed.containerd(
             request.param,
@@ -160,7 +161,7 @@ def test_a_secret_lasts_over_a_restart_and_a_changed_one_is_learnt_in_mid_read(
     first, second = sorted(case.rows)
     with kubelet.mounted(case.chain_id, namespace=KUBELET) as root:
         kubelet.ember.stop()
-        restart(kubelet)
+        kubelet.start_again()
         assert kubelet.until(lambda: prepares(kubelet), 15)
         assert ended_well(reader(root / first, sha256_of(case, first)), 20) == ""
         registry.seen.clear()

@@ -14,14 +14,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from bench.bed.bed import Bed
 from bench.bed.link import Shape
+from bench.bed.process import BedError
 from ioengine.mounts import unmount
 from tests.conformance.snapshots.whole import end_keeper
-from tests.integration.test_node_faults import ended_well, noisy, reader, restart, sha256_of
 from tests.node import Node, node
+from tests.readers import ended_well, noisy, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -30,14 +32,19 @@ GROUP = "anon_inode:[fanotify]"
 
 @contextlib.contextmanager
 def node_on(
-    cache: Path, root: Path, more: str = "", environment: dict[str, str] | None = None
+    cache: Path,
+    root: Path,
+    more: str = "",
+    environment: dict[str, str] | None = None,
+    *,
+    completion: bool | None = None,
 ) -> Iterator[Node]:
     """A node whose Ember keeps its cache in ``root``; ``more`` goes around its configuration."""
     with Bed(Shape(0), cache=cache) as bed:
         ember = bed.ember(1)
         ember.root = root
         ember.environment.update(environment or {})
-        ember.configure()
+        ember.configure(completion=completion)
         keys, bracket, tables = more.partition("[")
         text = ember.configuration.read_text()
         ember.configuration.write_text(keys + text + bracket + tables)
@@ -177,7 +184,7 @@ def test_a_reload_under_waiting_readers_changes_what_can_be_and_disturbs_nobody(
     ):
         ours.ember.stop()
         ours.ember.environment["NOTIFY_SOCKET"] = str(tmp_path / "notify")
-        restart(ours)
+        ours.start_again()
         assert ready_from(manager) == ours.ember.pid
         case.push(ours.bed.registry)
         ours.pull(case.reference)
@@ -266,3 +273,55 @@ def test_the_service_manager_holds_the_guard_too(tmp_path: Path) -> None:
                 os.close(descriptor)
             end_keeper(tmp_path / "s" / "keeper.sock")
             unmount(tmp_path / "s" / "guarded", detach=True)
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Node]:
+    with node(tmp_path) as made:
+        yield made
+
+
+def test_a_second_daemon_on_the_same_cache_goes_away_and_says_why(fresh: Node) -> None:
+    config = fresh.ember.configuration
+    second = subprocess.run(
+        [sys.executable, *["-B", "-m", "snapshotter.cli.main", "serve", "--config"], str(config)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert "another daemon works on" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert fresh.status()["daemon"]["pid"] == fresh.ember.pid
+
+
+def test_a_stale_socket_is_taken_over(fresh: Node) -> None:
+    fresh.ember.kill()
+    assert fresh.ember.socket.exists()
+    fresh.start_again()
+    assert fresh.status()["images"] == []
+
+
+def test_a_daemon_without_leave_to_write_its_cache_says_so(fresh: Node, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(f'root = "{tmp_path}/file/below"\nstate = "{tmp_path}/state"\n')
+    (tmp_path / "file").write_text("not a directory")
+    started = subprocess.run(
+        [sys.executable, "-B", "-m", "snapshotter.cli.main", "serve", "--config", str(wrong)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert started.returncode == 1
+    assert "can't be used as cache" in started.stderr
+    assert "Traceback" not in started.stderr
+
+
+def test_commands_without_a_daemon_say_so_and_exit_with_3(fresh: Node) -> None:
+    fresh.ember.stop()
+    with pytest.raises(BedError, match="exit status 3: ember: no daemon answers"):
+        fresh.ember.command("images")
+    with pytest.raises(grpc.RpcError):
+        fresh.status()

@@ -19,9 +19,9 @@ from bench.bed.bed import drop_page_cache
 from ioengine.mounts import unmount
 from tests.cases.images import ImageCase
 from tests.containers import deleted_files, keepers, layer_mounts
-from tests.integration.test_node_faults import ended_well, noisy, reader, restart, sha256_of
 from tests.integration.test_waits import see
 from tests.node import Node, node
+from tests.readers import ended_well, noisy, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -96,7 +96,7 @@ def test_who_reads_through_a_mount_that_was_detached_gets_right_bytes_to_the_end
             unmount(target, detach=True)
         assert holder.read(0) == sha256_of(case, names[0])
         at.ember.kill()
-        restart(at)
+        at.start_again()
         assert layer_mounts(at) == []
         assert holder.read(1) == sha256_of(case, names[1])
         reply = at.drop(case.reference)
@@ -124,11 +124,11 @@ def test_zeros_that_a_reader_cached_while_no_guard_was_there_are_shown_by_no_oth
         holder = Holder(root / names[0])
         try:
             assert holder.read(0) != sha256_of(case, names[0])  # nobody is there to hold it up
-            restart(at)
+            at.start_again()
             assert "restart its containers" in at.image(case.reference)["suspect"]
             assert see_all(at, case) == []
             at.ember.kill()
-            restart(at)
+            at.start_again()
             assert "restart its containers" in at.image(case.reference)["suspect"]
             assert see_all(at, case) == []
             at.ember.complete()

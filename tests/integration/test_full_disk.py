@@ -24,9 +24,9 @@ from tests.cases.tars import file, layer
 from tests.containers import layer_mounts
 from tests.integration.test_daemon_manners import node_on, small_ext4
 from tests.integration.test_first_pull_modes import is_indexed
-from tests.integration.test_node_faults import ended_well, noisy, reader, restart, sha256_of
 from tests.integration.test_waits import listed, see
 from tests.node import Node
+from tests.readers import ended_well, noisy, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -104,7 +104,7 @@ def forget_bytes(at: Node) -> None:
     for folder in ("views", "presence"):
         for path in (at.ember.root / folder).iterdir():
             path.unlink()
-    restart(at)
+    at.start_again()
 
 
 def lower(call: Callable[[], object]) -> str:
@@ -150,7 +150,7 @@ def test_a_pull_that_is_unpacked_to_a_full_disk_leaves_nothing_and_works_with_sp
         text = at.ember.configuration.read_text()
         at.ember.configuration.write_text(text.replace('"stream"', '"overlay"'))
         at.ember.stop()
-        restart(at)
+        at.start_again()
         case.push(at.bed.registry)
         disk.fill()
         assert FULL in lower(lambda: at.pull(case.reference))
@@ -185,7 +185,7 @@ def test_a_database_on_a_full_disk_forgets_nothing_that_it_acknowledged(tmp_path
         assert said.startswith("RESOURCE_EXHAUSTED no room")
         stub.Remove(snapshots_pb2.RemoveSnapshotRequest(key="key 7"), timeout=10)
         at.ember.kill()
-        restart(at)
+        at.start_again()
         for n in range(7):
             info = stub.Stat(snapshots_pb2.StatSnapshotRequest(key=f"key {n}"), timeout=10).info
             assert info.labels["label 0"].startswith(acknowledged[n] + ".")
@@ -196,7 +196,7 @@ def test_a_database_on_a_full_disk_forgets_nothing_that_it_acknowledged(tmp_path
         }
         disk.free()
         at.ember.stop()
-        restart(at)
+        at.start_again()
         stub.Prepare(snapshots_pb2.PrepareSnapshotRequest(key="again"), timeout=10)
 
 
@@ -210,7 +210,7 @@ def test_a_daemon_starts_on_a_full_disk_and_serves_what_is_here(tmp_path: Path) 
             for end in (at.ember.stop, at.ember.kill):
                 end()
                 disk.fill()
-                restart(at)
+                at.start_again()
                 for name in case.rows:
                     assert ended_well(reader(root / name, sha256_of(case, name))) == ""
         disk.free()
@@ -234,7 +234,7 @@ def test_waiting_readers_get_the_ballast_of_a_full_disk_and_it_grows_back(tmp_pa
             assert "of ballast released for waiting readers" in at.ember.log()
             assert 0 < ballast.stat().st_size < 16 * MIB
             at.ember.kill()
-            restart(at)
+            at.start_again()
             for name in case.rows:
                 assert ended_well(reader(root / name, sha256_of(case, name))) == ""
             disk.free()

@@ -10,7 +10,6 @@ import errno
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from tests.integration.guard_bed import (
     sha256,
     until,
 )
+from tests.patience import waits_for_bytes
 
 pytestmark = pytest.mark.root
 MIB = 1 << 20
@@ -254,8 +254,8 @@ def test_a_stopped_guard_makes_readers_wait_and_can_start_again(bed: Bed) -> Non
     guard.stop()
     guard.stop()
     reader = bed.reader(bed.mount(view))
-    time.sleep(0.1)
-    assert reader.poll() is None and guard.misses() == []
+    until(lambda: waits_for_bytes(reader.pid), "the reader waits")
+    assert guard.misses() == []
     guard.start()
     with Server(guard, view):
         assert output(reader).split()[0] == sha256(view.data)

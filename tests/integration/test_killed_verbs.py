@@ -17,15 +17,14 @@ from bench.bed.process import BedError
 from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2, snapshots_pb2_grpc
 from tests.cases.images import ImageCase
 from tests.containers import left_behind
-from tests.integration.test_node_faults import (
+from tests.integration.test_waits import lowest_layer, see
+from tests.node import Node, node
+from tests.readers import (
     ended_well,
     noisy,
     reader,
-    restart,
     sha256_of,
 )
-from tests.integration.test_waits import lowest_layer, see
-from tests.node import Node, node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -57,13 +56,13 @@ def dying(at: Node, place: Place) -> Iterator[None]:
     at.ember.stop()
     at.ember.program = ("tests.fakes.dying", place.verb, place.function, place.event)
     try:
-        restart(at)
+        at.start_again()
         yield
         assert at.ember.wait_for_its_end() == -9
     finally:
         at.ember.program = ("snapshotter.cli.main",)
         at.ember.kill()
-        restart(at)
+        at.start_again()
 
 
 def refused(call: Callable[[], object]) -> bool:
@@ -175,7 +174,7 @@ def test_what_was_answered_before_a_kill_is_so_after_it(at: Node, scene: Scene) 
             ember.Prepare(request, timeout=20)
         at.ember.kill()
         assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
-        restart(at)
+        at.start_again()
         info = ember.Stat(snapshots_pb2.StatSnapshotRequest(key=chain_id), timeout=20).info
         assert info.kind == snapshots_pb2.COMMITTED
         with pytest.raises(grpc.RpcError) as caught:

@@ -14,101 +14,42 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-import grpc
 import pytest
 
 from bench.bed.bed import drop_page_cache
 from bench.bed.link import Shape
-from bench.bed.process import BedError
 from ioengine.mounts import unmount
-from tests.cases.images import ImageCase, as_it_is, gzipped, image
-from tests.cases.layers import is_file
-from tests.cases.tars import file, layer
 from tests.containers import as_after_a_power_loss, has_another_keeper, keepers, layer_mounts
 from tests.node import Node, node
+from tests.patience import until, waits_for_bytes
+from tests.readers import ended_well, lazily, noisy, reader, sha256_of, told_of_waiting
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
 SLOW = Shape(40)
-READ_S = 60.0
-READER = """\
-import hashlib, os, random, sys
-path, seed, wanted = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-fd = os.open(path, os.O_RDONLY)
-size = os.fstat(fd).st_size
-parts = list(range(0, size, 16384))
-random.Random(seed).shuffle(parts)
-data = bytearray(size)
-print("reading", flush=True)
-for at in parts:
-    piece = os.pread(fd, 16384, at)
-    data[at : at + len(piece)] = piece
-found = hashlib.sha256(data).hexdigest()
-sys.exit(0 if found == wanted else f"{path}: wrong bytes: {found}")
-"""
 
 
-def noise(seed: int, size: int) -> bytes:
-    return random.Random(seed).randbytes(size)
+def ended(process: subprocess.Popen[str]) -> bool:
+    return process.poll() is not None
 
 
-def noisy(name: str, count: int = 2, size: int = 1_500_000) -> ImageCase:
-    """An image of one gzip and one plain layer with files that don't pack."""
-    files = {f"{name}-{n}": noise(n + len(name), size) for n in range(count)}
-    rows = {key: is_file(data) for key, data in files.items()}
-    names = list(files)
-    halves = names[: count // 2], names[count // 2 :]
-    plains = [layer(*(file(key.encode(), files[key]) for key in half)) for half in halves]
-    return image(name, [gzipped(plains[0]), as_it_is(plains[1])], rows)
+def waits(process: subprocess.Popen[str]) -> bool:
+    """Whether it stands still in a read that only a guard can end."""
+    return waits_for_bytes(process.pid)
 
 
-def sha256_of(case: ImageCase, name: str) -> str:
-    row = case.rows[name]
-    return str(row.sha256)
-
-
-def reader(path: Path, wanted: str, seed: int = 1) -> subprocess.Popen[str]:
-    """A process that reads a file in odd order and checks it; it has begun when this returns."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", READER, str(path), str(seed), wanted],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "reading\n"
-    return process
-
-
-def ended_well(process: subprocess.Popen[str], limit_s: float = READ_S) -> str:
-    """ "" if the reader saw what it should have; else what it said."""
-    try:
-        _, said = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return f"still reading after {limit_s} s"
-    return said if process.returncode else ""
-
-
-def lazily(at: Node, case: ImageCase) -> None:
-    """Have the image's index here, and none of its bytes."""
-    case.push(at.bed.registry)
-    assert at.pull(case.reference).lazy_layers == 2
-    with at.mounted(case.chain_id):
-        pass
-    reply = at.drop(case.reference)
-    assert not reply.kept, reply.kept
-
-
-def restart(at: Node) -> None:
-    at.start_again()
+def fetched_for(at: Node, readers: list[subprocess.Popen[str]], count: int) -> bool:
+    """Whether so many reads were fetched for in this daemon's time, or all readers have ended."""
+    return all(map(ended, readers)) or int(at.status()["misses"]["asked"]) >= count
 
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with node(tmp_path_factory.mktemp("cache"), shape=SLOW) as made:
+    # Its tests take longer than completion's delay: a hole must be one until its reader comes.
+    with node(tmp_path_factory.mktemp("cache"), shape=SLOW, completion=False) as made:
         yield made
 
 
@@ -128,9 +69,9 @@ def test_a_daemon_killed_in_mid_read_costs_its_readers_time_and_no_error(slow: N
         ]
         assert slow.until(lambda: slow.status()["misses"]["asked"] > 5)
         slow.ember.kill()
-        time.sleep(2)
-        assert any(process.poll() is None for process in readers)
-        restart(slow)
+        assert until(lambda: all(ended(process) or waits(process) for process in readers))
+        assert any(waits(process) for process in readers)
+        slow.start_again()
         assert [ended_well(process) for process in readers] == [""] * 4
         assert slow.status()["misses"]["failed"] == 0
 
@@ -145,9 +86,9 @@ def test_readers_see_right_bytes_through_one_kill_after_the_other(slow: Node) ->
             for seed, name in enumerate(sorted(case.rows) * 2)
         ]
         for _ in range(6):
-            time.sleep(chance.uniform(0.05, 0.4))
+            assert until(partial(fetched_for, slow, readers, chance.randint(1, 8)))
             slow.ember.kill()
-            restart(slow)
+            slow.start_again()
         assert [ended_well(process) for process in readers] == [""] * 8
 
 
@@ -164,7 +105,7 @@ def test_with_the_registry_down_waiting_orphans_hold_up_no_read_of_what_is_here(
         waiting = reader(hollow / missing, sha256_of(gone, missing))
         assert fresh.until(lambda: fresh.status()["guard"]["outstanding"] > 0)
         fresh.ember.kill()
-        restart(fresh)
+        fresh.start_again()
         drop_page_cache()  # the next read raises events, as that of another container would
         assert ended_well(reader(shown / name, sha256_of(here, name)), 20) == ""
         guard = fresh.status()["guard"]
@@ -177,13 +118,6 @@ def test_with_the_registry_down_waiting_orphans_hold_up_no_read_of_what_is_here(
         assert fresh.until(lambda: fresh.status()["guard"]["orphans"] == 0)
 
 
-def told_of_waiting(at: Node) -> str:
-    """What `ember status` says of the reads that wait just now."""
-    return "; ".join(
-        f"{one['reads']} of {one['view']}: {one['why']}" for one in at.status()["waiting"]
-    )
-
-
 def test_a_clean_stop_leaves_mounts_and_containers_and_a_start_takes_them_up(slow: Node) -> None:
     case = noisy("stopped")
     lazily(slow, case)
@@ -193,9 +127,8 @@ def test_a_clean_stop_leaves_mounts_and_containers_and_a_start_takes_them_up(slo
         slow.ember.stop()
         assert layer_mounts(slow) == before
         waiting = reader(root / name, sha256_of(case, name))
-        time.sleep(0.5)
-        assert waiting.poll() is None
-        restart(slow)
+        assert until(lambda: waits(waiting))
+        slow.start_again()
         assert ended_well(waiting) == ""
         assert layer_mounts(slow) == before
 
@@ -215,7 +148,7 @@ def test_a_keeper_that_is_killed_is_replaced_and_holds_again_what_must_be_held(
         assert "the keeper died" in fresh.ember.log()
         fresh.ember.kill()
         waiting = reader(root / name, sha256_of(case, name))
-        restart(fresh)
+        fresh.start_again()
         assert ended_well(waiting) == ""
         assert fresh.image(case.reference)["suspect"] == ""
 
@@ -227,8 +160,8 @@ def test_losing_keeper_and_daemon_is_named_and_the_next_mount_is_right(fresh: No
         fresh.ember.kill()
         for pid in keepers(fresh):
             os.kill(pid, signal.SIGKILL)
-        time.sleep(0.2)
-        restart(fresh)
+        assert until(lambda: not keepers(fresh))
+        fresh.start_again()
         assert "no guard was there" in fresh.ember.log()
         assert "restart its containers" in fresh.image(case.reference)["suspect"]
         with fresh.mounted(case.chain_id) as root:
@@ -244,7 +177,7 @@ def test_a_daemon_killed_while_it_indexes_begins_again_and_the_container_starts(
     assert slow.pull(case.reference).lazy_layers == 2
     assert slow.until(lambda: bool(slow.status()["indexing"]))
     slow.ember.kill()
-    restart(slow)
+    slow.start_again()
     with slow.mounted(case.chain_id) as root:
         for name in case.rows:
             assert ended_well(reader(root / name, sha256_of(case, name))) == ""
@@ -256,7 +189,7 @@ def test_a_pull_that_is_cut_short_is_simply_done_again(slow: Node) -> None:
     request = [sys.executable, "-B", "-m", "snapshotter.cli.main", "pull", case.reference]
     words = ["--config", str(slow.ember.configuration), "--namespace", slow.namespace]
     process = subprocess.Popen([*request, *words], stderr=subprocess.DEVNULL)
-    time.sleep(0.4)
+    assert slow.until(lambda: bool(slow.status()["indexing"]))
     process.kill()
     process.wait()
     assert slow.pull(case.reference).layers == 2
@@ -281,7 +214,7 @@ def test_after_a_reboot_with_the_registry_down_everything_that_was_here_is_here(
         leftover.rmdir() if leftover.is_dir() else leftover.unlink()
     as_after_a_power_loss(fresh.ember.root)
     fresh.bed.registry.stop()
-    restart(fresh)
+    fresh.start_again()
     with fresh.mounted(case.chain_id) as root:
         for name in case.rows:
             assert ended_well(reader(root / name, sha256_of(case, name))) == ""
@@ -297,22 +230,7 @@ def test_what_was_drained_needs_no_registry_and_no_daemon(fresh: Node) -> None:
         fresh.ember.kill()
         for name in case.rows:
             assert ended_well(reader(root / name, sha256_of(case, name)), 20) == ""
-        restart(fresh)
-
-
-def test_a_second_daemon_on_the_same_cache_goes_away_and_says_why(fresh: Node) -> None:
-    config = fresh.ember.configuration
-    second = subprocess.run(
-        [sys.executable, *["-B", "-m", "snapshotter.cli.main", "serve", "--config"], str(config)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert second.returncode == 1
-    assert "another daemon works on" in second.stderr
-    assert "Traceback" not in second.stderr
-    assert fresh.status()["daemon"]["pid"] == fresh.ember.pid
+        fresh.start_again()
 
 
 def test_data_that_a_container_stands_on_is_kept_and_said_so(fresh: Node) -> None:
@@ -350,10 +268,10 @@ def test_a_mount_that_goes_while_a_read_waits_leaves_nothing_behind(slow: Node) 
     with slow.mounted(case.chain_id) as root:
         slow.ember.kill()
         waiting = reader(root / name, sha256_of(case, name))
-        time.sleep(0.3)
+        assert until(lambda: waits(waiting))
         waiting.kill()
         waiting.wait(10)
-    restart(slow)
+    slow.start_again()
     with slow.mounted(case.chain_id) as root:
         assert ended_well(reader(root / name, sha256_of(case, name))) == ""
 
@@ -397,37 +315,6 @@ def test_a_pull_into_a_namespace_that_was_never_used_works(fresh: Node) -> None:
         assert hashlib.sha256((Path(root) / name).read_bytes()).hexdigest() == sha256_of(case, name)
 
 
-def test_a_stale_socket_is_taken_over(fresh: Node) -> None:
-    fresh.ember.kill()
-    assert fresh.ember.socket.exists()
-    restart(fresh)
-    assert fresh.status()["images"] == []
-
-
-def test_a_daemon_without_leave_to_write_its_cache_says_so(fresh: Node, tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.toml"
-    wrong.write_text(f'root = "{tmp_path}/file/below"\nstate = "{tmp_path}/state"\n')
-    (tmp_path / "file").write_text("not a directory")
-    started = subprocess.run(
-        [sys.executable, "-B", "-m", "snapshotter.cli.main", "serve", "--config", str(wrong)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert started.returncode == 1
-    assert "can't be used as cache" in started.stderr
-    assert "Traceback" not in started.stderr
-
-
-def test_commands_without_a_daemon_say_so_and_exit_with_3(fresh: Node) -> None:
-    fresh.ember.stop()
-    with pytest.raises(BedError, match="exit status 3: ember: no daemon answers"):
-        fresh.ember.command("images")
-    with pytest.raises(grpc.RpcError):
-        fresh.status()
-
-
 @pytest.mark.parametrize("what", ["index", "windows", "metadata", "presence", "view"])
 def test_a_file_that_was_cut_while_nobody_looked_costs_time_and_never_bytes(
     fresh: Node, what: str
@@ -449,7 +336,7 @@ def test_a_file_that_was_cut_while_nobody_looked_costs_time_and_never_bytes(
     for path in (fresh.ember.root / folder).glob(pattern):
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size // 2)
-    restart(fresh)
+    fresh.start_again()
     with fresh.mounted(case.chain_id) as root:
         for name in case.rows:
             assert ended_well(reader(root / name, sha256_of(case, name))) == ""
@@ -462,8 +349,7 @@ def test_a_daemon_that_stands_still_holds_up_its_readers_and_nothing_else(fresh:
     with fresh.mounted(case.chain_id) as root:
         os.kill(fresh.ember.pid, signal.SIGSTOP)
         waiting = reader(root / name, sha256_of(case, name))
-        time.sleep(2)
-        assert waiting.poll() is None
+        assert until(lambda: waits(waiting))
         os.kill(fresh.ember.pid, signal.SIGCONT)
         assert ended_well(waiting) == ""
 
@@ -486,7 +372,7 @@ def test_with_few_descriptors_fewer_reads_are_taken_up_at_once_and_all_are_answe
     enter = list(fresh.ember.link.enter())
     limited = [*enter, "prlimit", "--nofile=256:256"]
     monkeypatch.setattr(type(fresh.ember.link), "enter", lambda _: limited)
-    restart(fresh)
+    fresh.start_again()
     with fresh.mounted(case.chain_id) as root:
         for name in case.rows:
             assert ended_well(reader(root / name, sha256_of(case, name))) == ""

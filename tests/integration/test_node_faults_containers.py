@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -31,8 +31,8 @@ from tests.containers import (
     reading_image,
     told,
 )
-from tests.integration.test_node_faults import restart
 from tests.node import Node, node
+from tests.patience import someone_waits_beside, until
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -48,7 +48,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @pytest.fixture(scope="module", params=[1, 2], ids=["containerd1", "containerd2"])
 def at(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     cache = tmp_path_factory.mktemp("cache")
-    with node(cache, shape=SLOW, major=request.param) as made:
+    # Its tests take longer than completion's delay: a hole must be one until its reader comes.
+    with node(cache, shape=SLOW, major=request.param, completion=False) as made:
         yield made
 
 
@@ -82,13 +83,13 @@ def test_a_container_outlives_a_stop_and_a_crash_and_reads_on(at: Node, lazily: 
         assert runs.read("/f0") == crc_of("outlives", 0)
         at.ember.stop()
         assert runs.read("/f0") == crc_of("outlives", 0)  # was read before: needs nobody
-        restart(at)
+        at.start_again()
         assert runs.read("/f1") == crc_of("outlives", 1)
         at.ember.kill()
         waiting = runs.begin("/f2")
-        time.sleep(0.5)
+        assert until(lambda: someone_waits_beside(pid))
         assert waiting.poll() is None
-        restart(at)
+        at.start_again()
         assert told(waiting) == crc_of("outlives", 2)
         assert runs.pid == pid
         assert layer_mounts(at) == mounted
@@ -132,7 +133,7 @@ def test_an_image_that_is_removed_under_a_container_stays_as_long_as_that_runs(
         at.containerd.collect_garbage()
         assert at.image(case.reference)["leaving"]
         at.ember.kill()
-        restart(at)
+        at.start_again()
         assert runs.read("/f2") == crc_of("removed", 2)
     assert at.until(lambda: not at.status()["images"] and not emptied(at), 20)
 
@@ -145,11 +146,11 @@ def test_a_layer_unmounted_while_a_read_waits_gives_its_bytes_and_goes(
     at.ember.kill()
     try:
         waiting = runs.begin("/f0")
-        time.sleep(0.5)
+        assert until(lambda: someone_waits_beside(runs.pid))
         os.kill(runs.pid, signal.SIGKILL)  # takes the waiting read with it
         assert told(waiting) != crc_of("unmounting", 0)
     finally:
-        restart(at)
+        at.start_again()
         runs.remove()
     with container(at, case.reference) as another:
         assert another.read("/f0") == crc_of("unmounting", 0)
@@ -183,21 +184,30 @@ def test_a_pull_killed_with_its_daemon_again_and_again_works_in_the_end(
     case = reading_image(program, "pulled", size=1_000_000)
     case.push(at.bed.registry)
     with ThreadPoolExecutor(1) as pool:
-        for wait_s in (0.05, 0.2, 0.5):
+        for begun in (lambda: True, lambda: bool(leases(at)), lambda: indexes(at, case)):
             pulling = pool.submit(at.ember.pull, case.reference)
-            time.sleep(wait_s)
+            assert until(partial(either, begun, pulling.done))
             at.ember.kill()
             try:
                 pulling.result(60)
             except BedError as error:
                 assert "Traceback" not in str(error)
-            restart(at)
+            at.start_again()
     assert at.ember.pull(case.reference) < 30
     with container(at, case.reference) as runs:
         assert runs.read("/f0") == crc_of("pulled", 0, 1_000_000)
     assert at.until(lambda: not leases(at), 10)
     at.containerd.remove_image(case.reference)
     assert at.remove(case.reference).kept == []
+
+
+def either(one: Callable[[], bool], other: Callable[[], bool]) -> bool:
+    return one() or other()
+
+
+def indexes(at: Node, case: ImageCase) -> bool:
+    """Whether a layer of the image is on its way, or here already."""
+    return any(case.reference in image["names"] for image in at.status()["images"])
 
 
 def leases(at: Node) -> list[str]:
@@ -210,7 +220,7 @@ def test_a_daemon_ends_the_leases_that_it_left_when_it_was_killed_and_no_other_s
     for lease, owner in (("left-by-us", ours), ("of-another", "f" * 32)):
         at.containerd.ctr("leases", "create", "--id", lease, f"ember/pull-of={owner}")
     at.containerd.ctr("leases", "create", "--id", "of-nobody")
-    restart(at)
+    at.start_again()
     assert at.until(lambda: sorted(leases(at)) == ["of-another", "of-nobody"], 10)
     at.containerd.ctr("leases", "rm", "of-another", "of-nobody")
 
@@ -227,7 +237,7 @@ def test_keeper_and_daemon_die_in_turn_under_readers_and_nobody_sees_it(
             # The answer of before may still come: a process takes its time to die.
             assert at.until(lambda h=holder: has_another_keeper(at, h))
             at.ember.kill()
-            restart(at)
+            at.start_again()
         assert [told(each) for each in reading] == [crc_of("turns", n) for n in range(3)]
         assert at.image(case.reference)["suspect"] == ""
 
@@ -242,18 +252,18 @@ def test_what_ran_without_a_guard_is_named_until_it_is_gone_and_what_comes_next_
         for holder in keepers(at):
             os.kill(holder, signal.SIGKILL)
         assert at.until(lambda: not keepers(at))
-        restart(at)
+        at.start_again()
         named = f"{at.namespace}/{old.name}"
         assert f"restart those that run on it: {named}" in at.ember.log()
         with container(at, case.reference) as new:
             assert new.read("/f0") == crc_of("unguarded", 0)
             assert at.image(case.reference)["suspect_containers"] == [named]
             at.ember.kill()
-            restart(at)
+            at.start_again()
             assert at.image(case.reference)["suspect_containers"] == [named]
             first.close()
             assert at.image(case.reference)["suspect"] == ""
             assert new.read("/f1") == crc_of("unguarded", 1)
             at.ember.kill()
-            restart(at)
+            at.start_again()
             assert len(layer_mounts(at)) == 2

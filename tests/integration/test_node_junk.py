@@ -9,7 +9,6 @@ import pytest
 
 from tests.cases.images import ImageCase
 from tests.containers import layer_mounts, reading_image
-from tests.integration.test_node_faults import restart
 from tests.node import Node, node
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -48,7 +47,7 @@ def test_foreign_things_and_bad_records_are_passed_over(at: Node) -> None:
             (place / "foreign" / "thing").mkdir(parents=True)
             (place / "foreign.json").mkdir()
             (place / "file").write_text("foreign")
-        restart(at)
+        at.start_again()
         assert content(case, running)
         with at.mounted(case.chain_id) as again:
             assert content(case, again) == content(case, running)
@@ -64,7 +63,7 @@ def test_an_index_that_is_no_file_spoils_nothing_but_itself(at: Node) -> None:
     for index in (at.ember.root / "index").glob("*.idx"):
         index.unlink()
         (index / "inside").mkdir(parents=True)
-    restart(at)
+    at.start_again()
     assert at.image(case.reference)["plain_bytes"] == 0
     with at.mounted(case.chain_id) as root:
         assert content(case, root)

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -19,8 +20,8 @@ import pytest
 from ioengine.mounts import unmount
 from tests.cases.images import ImageCase
 from tests.containers import as_after_a_power_loss, layer_mounts, reading_image
-from tests.integration.test_node_faults import restart
 from tests.node import Node, mount, node
+from tests.readers import ended_well, lazily, noisy, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -151,6 +152,35 @@ def test_what_a_power_loss_left_in_doubt_is_proved_while_the_daemon_answers(at: 
     assert at.status()["tiers"].get("registry", 0) == asked
 
 
+def fetched(at: Node, case: ImageCase) -> tuple[int, bool]:
+    """How many bytes are here, and whether those are all."""
+    shown = at.image(case.reference)
+    return shown["here_bytes"], shown["here_bytes"] == shown["plain_bytes"]
+
+
+def more_than(at: Node, case: ImageCase, before: int) -> bool:
+    here, whole = fetched(at, case)
+    return whole or here > before
+
+
+def test_the_rest_is_fetched_beside_a_reader_through_one_kill_after_the_other(at: Node) -> None:
+    at.ember.configure(completion=True, sections={"completion": {"delay": 0, "rate": 1_000_000}})
+    at.ember.stop()
+    at.start_again()
+    case = noisy("therest", size=2_500_000)
+    lazily(at, case)
+    name = min(case.rows)
+    with at.mounted(case.chain_id) as root:
+        reading = reader(root / name, sha256_of(case, name))
+        for _ in range(3):
+            assert at.until(partial(more_than, at, case, fetched(at, case)[0]))
+            at.ember.kill()
+            at.start_again()
+        assert ended_well(reading) == ""
+        assert at.until(lambda: fetched(at, case)[1])
+        assert at.status()["misses"]["failed"] == 0
+
+
 def removed_in_the_middle(at: Node, name: str) -> None:
     case = reading_image(b"\x7fELF", name, count=4, size=2_000_000)
     case.push(at.bed.registry)
@@ -189,7 +219,7 @@ def test_the_way_out_of_a_lost_database_works_and_is_told(at: Node) -> None:
     away.mkdir()
     for path in [*at.ember.root.glob("ember.db*"), at.ember.root / "snapshots"]:
         path.rename(away / path.name)
-    restart(at)
+    at.start_again()
     assert at.until(lambda: any("pulling them again changes nothing" in n for n in notes(at)))
     assert at.ember.log().count("pulling them again changes nothing") == 1
     at.pull(case.reference)

@@ -19,8 +19,8 @@ from tests.fakes.gates import BasicGate, Storage, TokenGate
 from tests.fakes.http_server import Answer, Seen
 from tests.fakes.registry import FakeRegistry, answer_with, cut, header, is_range
 from tests.integration.registry_scene import Scene, noisy, read_all, scene_in
-from tests.integration.test_node_faults import ended_well, reader, sha256_of
 from tests.integration.test_registry_credentials import FILE, PASSWORD, USER, write_sources
+from tests.readers import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 

@@ -21,7 +21,7 @@ from tests.fakes.gates import BasicGate, TokenGate
 from tests.fakes.http_server import Seen
 from tests.fakes.registry import FakeRegistry, answer_with
 from tests.integration.registry_scene import MISS_S, Scene, noise_blobs, noisy, read_all, scene_in
-from tests.integration.test_node_faults import ended_well, reader, sha256_of
+from tests.readers import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 

@@ -29,7 +29,8 @@ from tests.integration.registry_scene import (
     read_all,
     scene_in,
 )
-from tests.integration.test_node_faults import ended_well, noise, reader, sha256_of
+from tests.patience import until
+from tests.readers import ended_well, noise, reader, sha256_of, told_of_waiting
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -130,7 +131,7 @@ def test_a_registry_that_is_down_and_up_again_costs_time_only(scene: Scene) -> N
     scene.registries.do(scene.registry.stop())
     with scene.node.mounted(case.chain_id) as root:
         waiting = [reader(root / name, sha256_of(case, name)) for name in sorted(case.rows)]
-        time.sleep(1.5)
+        assert until(lambda: "registry" in told_of_waiting(scene.node))
         scene.registries.do(scene.registry.start())
         assert [ended_well(process) for process in waiting] == ["", ""]
 
@@ -156,7 +157,7 @@ def test_a_hang_holds_up_only_the_reads_that_need_it(scene: Scene) -> None:
     scene.registry.inject(cut(0, "hang"), in_first)
     with scene.node.mounted(case.chain_id) as root:
         waits = reader(root / "first", sha256_of(case, "first"))
-        time.sleep(0.2)
+        assert until(lambda: any(map(in_first, scene.registry.seen)))
         others = [reader(root / name, sha256_of(case, name)) for name in ("below", "last")]
         assert [quick(process, 2.0) for process in others] == [True, True]
         assert waits.poll() is None

@@ -25,7 +25,7 @@ from tests.fakes.registry import (
     is_range,
 )
 from tests.integration.registry_scene import Scene, noisy, read_all, scene_in
-from tests.integration.test_node_faults import ended_well, reader, sha256_of
+from tests.readers import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 

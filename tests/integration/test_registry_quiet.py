@@ -16,7 +16,7 @@ from tests.cases.images import ImageCase
 from tests.fakes.http_server import Answer, Seen
 from tests.fakes.registry import Change, FakeRegistry, answer_with, is_blob
 from tests.integration.registry_scene import MISS_S, Scene, noisy, read_all, scene_in
-from tests.integration.test_node_faults import ended_well, reader, sha256_of
+from tests.readers import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 

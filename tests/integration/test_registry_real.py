@@ -24,6 +24,7 @@ from tests.fakes.clients import read, registry_client, stream
 from tests.fakes.gates import basic
 from tests.fakes.images import config_of, descriptor, index_of, manifest_of
 from tests.fakes.registry import sha256
+from tests.patience import until
 
 AMD64 = Platform("linux", "amd64")
 LAYERS = [bytes(range(256)) * 2000, b"second layer" * 5000]
@@ -73,16 +74,9 @@ def free_port() -> int:
         return port
 
 
-async def wait_until_up(port: int) -> None:
-    for _ in range(200):
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0.05)
-        else:
-            writer.close()
-            return
-    raise AssertionError("docker-registry did not start")
+def is_up(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @asynccontextmanager
@@ -106,7 +100,7 @@ async def real_registry(folder: Path, *, htpasswd: bool = False) -> AsyncIterato
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        await wait_until_up(port)
+        assert await asyncio.to_thread(until, lambda: is_up(port)), "docker-registry did not start"
         yield RealRegistry(f"127.0.0.1:{port}", folder / "data", process)
     finally:
         if process.returncode is None:

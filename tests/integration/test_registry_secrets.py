@@ -20,7 +20,6 @@ from tests.fakes.gates import Storage, TokenGate, basic
 from tests.fakes.http_server import Answer, Seen
 from tests.fakes.registry import Change, FakeRegistry, cut, header, is_blob
 from tests.integration.registry_scene import Scene, noisy, scene_in
-from tests.integration.test_node_faults import ended_well, reader, sha256_of
 from tests.integration.test_registry_credentials import (
     FILE,
     PASSWORD,
@@ -28,6 +27,7 @@ from tests.integration.test_registry_credentials import (
     write_docker_config,
     write_sources,
 )
+from tests.readers import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 

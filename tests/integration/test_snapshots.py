@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from bench.bed.image import Image
 from bench.bed.link import Shape
 from bench.bed.process import BedError, Server, run
 from bench.bed.tiny import tiny_image
+from tests.patience import until
 from tests.treecheck import compare, walk
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -117,23 +117,23 @@ def claims(snapshots: Snapshots) -> list[dict[str, Any]]:
 
 
 def await_that(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+    assert until(holds, 20), what
 
 
 def once_connected(act: Callable[[], T]) -> T:
     """After a restart of the snapshotter containerd dials again in its own time."""
-    deadline = time.monotonic() + 30
-    while True:
+    answers: list[T] = []
+
+    def answered() -> bool:
         try:
-            return act()
+            answers.append(act())
         except BedError as error:
-            broken = re.search("connection (error|closed)|error reading from server", str(error))
-            if not broken or time.monotonic() > deadline:
+            if not re.search("connection (error|closed)|error reading from server", str(error)):
                 raise
-            time.sleep(0.2)
+        return bool(answers)
+
+    assert until(answered), "containerd does not reach the snapshotter"
+    return answers[0]
 
 
 def listed(containerd: Containerd) -> list[str]:

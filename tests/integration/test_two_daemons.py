@@ -9,7 +9,6 @@ import contextlib
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ioengine.mounts import unmount
 from snapshotter.rpc.pb.ember.control.v1 import control_pb2, control_pb2_grpc
 from tests.conformance.snapshots.whole import end_keeper
 from tests.integration.test_daemon_manners import serve
+from tests.patience import until
 
 pytestmark = pytest.mark.root
 
@@ -54,11 +54,12 @@ def pid_of_server(place: Path) -> int:
 
 def losers(daemons: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
     """Those that have ended, as soon as only one is left."""
-    deadline_s = time.monotonic() + START_S
-    while len(ended := [each for each in daemons if each.poll() is not None]) < len(daemons) - 1:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-    return ended
+    assert until(lambda: len(ended(daemons)) >= len(daemons) - 1, START_S)
+    return ended(daemons)
+
+
+def ended(daemons: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
+    return [each for each in daemons if each.poll() is not None]
 
 
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.name)

@@ -19,8 +19,8 @@ from bench.bed.link import Shape
 from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2
 from tests.cases.images import ImageCase, digest
 from tests.containers import left_behind
-from tests.integration.test_node_faults import ended_well, noisy, reader, restart, sha256_of
 from tests.node import Node, node
+from tests.readers import ended_well, noisy, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -152,7 +152,7 @@ def test_a_stop_tells_those_who_wait_for_a_first_pull_and_waits_for_none_of_them
         assert said.startswith("UNAVAILABLE: ")
         assert "this daemon is stopping; ask again when it is back" in said
         assert "Traceback" not in at.ember.log()
-    restart(at)
+    at.start_again()
     assert see(at, case) == ""
     at.containerd.remove_image(case.reference)
     assert left_behind(at, case.reference) == []
