@@ -65,6 +65,7 @@ class Space:
         self._limits = limits
         self._evict = evict
         self._evicting: asyncio.Task[int] | None = None
+        self._releasing: asyncio.Task[int] | None = None
         self._ballast_lock = threading.Lock()
         self._complained_s = -QUIET_S
 
@@ -121,7 +122,7 @@ class Space:
         """Evict, and for a waiting reader shorten the ballast; False: nothing more can go."""
         if await self._evict_once(length) > 0:
             return True
-        return demand and await asyncio.to_thread(self.release_ballast, length) > 0
+        return demand and await self._release_once(length) > 0
 
     def make_room_from_thread(self, loop: asyncio.AbstractEventLoop, length: int) -> bool:
         """make_room() without the ballast, for a worker thread; blocks, never on the loop's."""
@@ -178,6 +179,13 @@ class Space:
         if self._evicting is None:
             self._evicting = asyncio.create_task(self._run_evict(length))
         return await asyncio.shield(self._evicting)
+
+    async def _release_once(self, length: int) -> int:
+        """One step of the ballast for all who find the disk full at once."""
+        if self._releasing is None or self._releasing.done():
+            release = asyncio.to_thread(self.release_ballast, length)
+            self._releasing = asyncio.create_task(release)
+        return await asyncio.shield(self._releasing)
 
     async def _run_evict(self, length: int) -> int:
         try:

@@ -65,6 +65,14 @@ async def test_eviction_comes_before_the_ballast_and_once_for_all(tmp_path: Path
     assert (tmp_path / "ballast").stat().st_size == 3 * MIB
 
 
+async def test_the_ballast_gives_way_one_step_for_all_who_need_it_at_once(tmp_path: Path) -> None:
+    space = Space(tmp_path, LIMITS)
+    space.refill_ballast()
+    made = await asyncio.gather(*(space.make_room(4096, demand=True) for _ in range(20)))
+    assert made == [True] * 20
+    assert (tmp_path / "ballast").stat().st_size == 3 * MIB
+
+
 async def test_an_eviction_that_fails_or_hangs_is_gone_without(tmp_path: Path) -> None:
     async def broken(length: int) -> int:
         raise ValueError("no")
