@@ -52,6 +52,8 @@ class Keeper:
         self.path = path
         self.remarks = tuple(remarks)
         """What the keeper could not do at its start, one line each; empty if it ran already."""
+        self.is_new = False
+        """Whether it was started to be joined."""
         self._socket = connection
         self._watching: asyncio.AbstractEventLoop | None = None
 
@@ -108,7 +110,8 @@ class Keeper:
         if ended.returncode not in (0, _RUNNING):
             raise KeeperError(errno.EIO, said or f"{program} ended with {ended.returncode}")
         keeper = cls._join_started(path, said)
-        keeper.remarks = tuple(said.splitlines()) if ended.returncode == 0 else ()
+        keeper.is_new = ended.returncode == 0
+        keeper.remarks = tuple(said.splitlines()) if keeper.is_new else ()
         return keeper
 
     @classmethod

@@ -129,6 +129,7 @@ class Daemon:
         started_s = self._clock.monotonic_s()
         opening.take_lock(self._config, self._undo)
         pulls, metrics = PullCredentials(), Metrics()
+        opening.serve_metrics(self._config, metrics, self._undo)
         base = await self._open_base(pulls, metrics)
         views, layer_mounts = self._open_mounts(base)
         links = (self._config.root / "snapshots").glob("*/fs")
@@ -182,13 +183,13 @@ class Daemon:
                 started_s=started_s,
             )
         )
+        await opening.serve_cri(self._config, pulls, self._undo)
         await self._serve(base.database, layers, layer_mounts.sweep, operations)
         self._let_go(base, remover, decider, layers)
         # Whoever waits for a first pull is told first: calls that wait would hold up the stop.
         self._undo.later(ingest.close)
-        await opening.serve_cri(self._config, pulls, self._undo)
-        opening.serve_metrics(self._config, metrics, self._undo)
         self._data_path = base.data_path
+        base.data_path.settle()
         path = base.data_path.name or "none (images fetched whole)"
         self._summary = f"{self._config.socket}, data path {path}, {base.engine.engine.name}"
 

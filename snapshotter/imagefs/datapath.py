@@ -28,6 +28,31 @@ KEEPER_RETRY_S = 1.0
 _OFF = 'lazy.mode = "off": Ember is a plain overlay snapshotter'
 
 
+class _New:
+    """What a start has set up and nothing depends on yet, so that one that fails leaves none."""
+
+    def __init__(self, guarded: Path, layers: Path, socket: Path) -> None:
+        self._guarded = guarded
+        self._layers = layers
+        self._socket = socket
+        self.is_kept = False
+        self.is_bound = False
+
+    def take_down(self) -> None:
+        """Where layers are mounted it stays: their readers wait, and must not see holes."""
+        if any(mount.target.parent == self._layers for mount in mounts.mountinfo()):
+            return
+        try:
+            if self.is_kept:
+                with Keeper.connect(self._socket) as keeper:
+                    keeper.drop(*keeper.names())
+                    keeper.quit()
+            if self.is_bound:
+                mounts.unmount(self._guarded, detach=True)
+        except OSError as error:
+            log.warning("what this start had set up could not all be taken down: %s", error)
+
+
 class DataPath:
     """``guard`` is None where there is no lazy path; ``reasons`` says why, or what it is."""
 
@@ -39,7 +64,9 @@ class DataPath:
         keeper: Keeper | None = None,
         keeper_socket: Path | None = None,
         stored: Mapping[str, int] | None = None,
+        new: _New | None = None,
     ) -> None:
+        self._new = new
         self.name = probe.path if probe is not None and guard is not None else None
         self.directio = bool(probe is not None and probe.directio)
         self.reasons = reasons
@@ -63,6 +90,7 @@ class DataPath:
             return cls(None, (_OFF,))
         views, guarded = root / "views", state / "guarded"
         socket = state / "keeper.sock"
+        new = _New(guarded, state / "layers", socket)
         try:
             if _outlived(views, guarded, socket, stored):
                 probe = LazyProbe(FANOTIFY, probe_directio(root), ())
@@ -75,14 +103,18 @@ class DataPath:
             reserve = min(RESERVED_DESCRIPTORS, raise_descriptor_limit() // 2)
             if not mounts.is_mounted(guarded):
                 mounts.bind_private(views, guarded)
+                new.is_bound = True
             keeper = Keeper.connect_or_start(socket)
+            new.is_kept = keeper.is_new
             guard = Guard.open(keeper, guarded, stored=stored, reserve=reserve)
         except SilentKeeperError as error:
+            new.take_down()
             raise UnavailableError(
                 f"{error}; let it go on (kill -CONT): if it ends, what is lazy and mounted may be"
                 " read as zeros"
             ) from None
         except OSError as error:
+            new.take_down()
             raise UnavailableError(
                 f"the lazy data path can't be set up: {error}; `ember doctor` says more, and"
                 ' lazy.mode = "off" does without it where no image is lazy yet'
@@ -92,7 +124,11 @@ class DataPath:
         reasons = tuple(probe.reasons)
         if not wanted:
             reasons = (_OFF, "layers that are lazy from before are served on", *reasons)
-        return cls(probe if wanted else None, reasons, guard, keeper, socket, stored)
+        return cls(probe if wanted else None, reasons, guard, keeper, socket, stored, new)
+
+    def settle(self) -> None:
+        """The daemon serves: whatever was set up outlives it from now on."""
+        self._new = None
 
     def descriptors(self) -> dict[str, int]:
         """What must outlive this process, by name, for a service manager's store."""
@@ -180,7 +216,10 @@ class DataPath:
         return "DEAD, being replaced: a crash of the daemon now would make reads unsafe"
 
     def close(self) -> None:
-        """Leave the guard to the keeper; readers wait for the next daemon."""
+        """Leave the guard to the keeper; readers wait for the next daemon.
+
+        What was set up by a start that failed is taken down again.
+        """
         if self._revival is not None:
             self._revival.cancel()
         if self._keeper is not None:
@@ -192,6 +231,8 @@ class DataPath:
         for memory in self._memories.values():
             memory.close()
         self.let_go_of_stored()
+        if self._new is not None:
+            self._new.take_down()
 
 
 def _duplicates(descriptors: Mapping[str, int]) -> dict[str, int]:

@@ -31,7 +31,9 @@ DEAD = "DEAD, being replaced: a crash of the daemon now would make reads unsafe"
 
 
 def open_path(root: Path, state: Path, stored: Mapping[str, int] | None = None) -> DataPath:
-    return DataPath.open(root, state, wanted=True, stored=stored or {})
+    path = DataPath.open(root, state, wanted=True, stored=stored or {})
+    path.settle()
+    return path
 
 
 @contextlib.contextmanager
@@ -178,3 +180,25 @@ def test_a_keeper_that_stands_still_is_to_go_on_and_nothing_is_done_without_it(
         again = open_path(root, state)
         assert again.guard is not None and again.guard.adopted
         again.close()
+
+
+def test_a_start_that_fails_leaves_no_keeper_and_no_mount_of_its_own(tmp_path: Path) -> None:
+    root, state = tmp_path / "root", tmp_path / "state"
+    for directory in (root, state):
+        directory.mkdir()
+    socket, guarded = state / "keeper.sock", state / "guarded"
+    DataPath.open(root, state, wanted=True, stored={}).close()
+    assert not mounts.is_mounted(guarded)
+    until(lambda: not keeper_answers(socket), "the keeper ends")
+    serving = open_path(root, state)
+    serving.close()
+    DataPath.open(root, state, wanted=True, stored={}).close()  # nor takes another's away
+    assert mounts.is_mounted(guarded) and keeper_answers(socket)
+    end_keeper(socket)
+    mounts.unmount(guarded, detach=True)
+
+
+def keeper_answers(socket: Path) -> bool:
+    with contextlib.suppress(OSError), Keeper.connect(socket):
+        return True
+    return False

@@ -17,7 +17,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ioengine.mounts import unmount
+from bench.bed.bed import Bed
+from bench.bed.link import Shape
+from bench.bed.process import BedError
+from ioengine.keeper import Keeper, KeeperError
+from ioengine.mounts import mountinfo, unmount
 from tests.cases.images import ImageCase
 from tests.containers import as_after_a_power_loss, layer_mounts, reading_image
 from tests.node import Node, mount, node
@@ -233,3 +237,16 @@ def test_the_way_out_of_a_lost_database_works_and_is_told(at: Node) -> None:
 
 def notes(at: Node) -> list[str]:
     return list(at.status()["notes"])
+
+
+def test_a_daemon_whose_last_step_fails_leaves_no_keeper_behind(tmp_path: Path) -> None:
+    with Bed(Shape(0), cache=tmp_path) as bed:
+        ember = bed.ember(1)
+        ember.socket.mkdir(parents=True)
+        (ember.socket / "in the way").touch()
+        with pytest.raises(BedError):
+            ember.start()
+        assert str(ember.socket) in ember.log()
+        assert [m.target for m in mountinfo() if ember.state in m.target.parents] == []
+        with pytest.raises(KeeperError):
+            Keeper.connect(ember.state / "keeper.sock")
