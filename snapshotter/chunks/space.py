@@ -151,23 +151,29 @@ class Space:
 
     def refill_ballast(self) -> int:
         """Grow the ballast back while that leaves enough free; its size now, in bytes."""
-        with self._ballast_lock:
-            held, wanted = self._ballast_bytes(), self._limits.ballast_bytes
-            spare = self.free_bytes() - self._limits.keep_free_bytes
-            if held >= wanted or spare < wanted - held:
-                return held
-            fd = os.open(self._ballast, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(fd, 0, wanted)
-                os.fsync(fd)
-            except OSError as error:
-                if not is_full(error):
-                    raise
-                os.ftruncate(fd, held)
-                return held
-            finally:
-                os.close(fd)
-            return wanted
+        with self._ballast_lock:  # not over the sync: a reader may wait for this ballast
+            grown = self._grow_ballast()
+        if grown:
+            with self._ballast.open("rb") as file:
+                os.fsync(file.fileno())
+        return self._ballast_bytes()
+
+    def _grow_ballast(self) -> bool:
+        held, wanted = self._ballast_bytes(), self._limits.ballast_bytes
+        spare = self.free_bytes() - self._limits.keep_free_bytes
+        if held >= wanted or spare < wanted - held:
+            return False
+        fd = os.open(self._ballast, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, wanted)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            os.ftruncate(fd, held)
+            return False
+        finally:
+            os.close(fd)
+        return True
 
     def _ballast_bytes(self) -> int:
         with contextlib.suppress(FileNotFoundError):

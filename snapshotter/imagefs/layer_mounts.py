@@ -52,6 +52,7 @@ class LayerMounts:
         self._directio = directio
         self._mounted: dict[str, Mounted] = {}
         self._locks = KeyedLocks[Digest]()
+        self._making = KeyedLocks[Digest]()
         self._users: dict[Path, set[Path]] = {}
         self._work = Unbroken()
 
@@ -145,8 +146,8 @@ class LayerMounts:
         self, entry: StackEntry, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]
     ) -> str:
         loop = asyncio.get_running_loop()
+        image = await self._image(index, below)
         async with self._lock(index.diff_id):
-            image = await self._image(index, below)
             again = sum(key == image.key for _, key in below)
             instance = f"{image.key}~{again}" if again else image.key
             mounted = self._mounted.get(instance)
@@ -163,7 +164,8 @@ class LayerMounts:
                 try:
                     await loop.run_in_executor(self._executor, self._attach, mounted, image.path)
                 except UnavailableError as error:
-                    # A metadata image that was damaged on disk is made anew from the index, once.
+                    # A metadata image that was damaged on disk, or removed since it was made, is
+                    # made anew from the index, once.
                     log.warning("%s; its metadata image is made anew", error)
                     self.metadata.drop(index.layer.hex)
                     image = await self._image(index, below)
@@ -195,8 +197,10 @@ class LayerMounts:
     async def _image(
         self, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]
     ) -> MetadataImage:
+        """Made once at a time for a layer, and while mounts of its view come and go."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._makers, self.metadata.of, index, below)
+        async with self._making.hold(index.layer):
+            return await loop.run_in_executor(self._makers, self.metadata.of, index, below)
 
     def _new_target(self, key: str) -> Path:
         """A path that no link has ever led to: until it is mounted nobody shall find it empty."""

@@ -181,6 +181,20 @@ async def test_no_image_that_is_being_made_holds_up_a_removal(scene: Scene) -> N
     assert len(scene.kernel.there) == 6
 
 
+async def test_not_even_one_of_the_same_layer_does(scene: Scene) -> None:
+    """A layer may need another image for each chain that it stands on."""
+    await scene.mount(1)
+    scene.metadata.gate.clear()
+    mounting = asyncio.create_task(scene.mount(2))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await scene.mounts.release(scene.entry(1).directory)
+    assert scene.kernel.there == set()
+    scene.metadata.gate.set()
+    await mounting
+    assert scene.entry(2).directory.readlink().parent in scene.kernel.there
+
+
 async def test_a_view_is_let_go_of_with_its_last_instance(scene: Scene) -> None:
     await scene.mount(1)
     await scene.mount(2)
