@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import queue
 import sqlite3
 import threading
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from snapshotter.errors import CorruptError, FailedPreconditionError, NoSpaceError, UnavailableError
+from snapshotter.snapshots.database_room import DatabaseRoom
 from snapshotter.snapshots.schema import SchemaPiece, migrate
 
 T = TypeVar("T")
@@ -43,9 +43,6 @@ that, and a file that doesn't grow needs no journal commit of the file system at
 CHECKPOINT_GROUPS: Final = 64
 LAST_CHECKPOINT_PAGES: Final = 8000
 """When the writer has to move the log itself: others did not come to it."""
-RESERVE_BYTES: Final = 4 * 1024 * 1024
-"""Given up when the disk is full, so that it can be opened and removals can still be recorded."""
-FULL_BYTES: Final = 128 * 1024
 
 
 @dataclass(slots=True)
@@ -64,7 +61,7 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._reserve = path.with_name(path.name + ".reserve")
+        self._room = DatabaseRoom(path)
         self._queue: queue.Queue[_Write | None] = queue.Queue(MAX_WAITING)
         self._writer = threading.Thread(target=self._run, name="ember-db-writer", daemon=True)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ember-db-reader")
@@ -135,15 +132,17 @@ class Database:
     def _start(self, pieces: Sequence[SchemaPiece]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch(mode=0o600)  # sqlite's other files take the mode over
+        self._room.see_to()
         try:
             self._connection = self._open(pieces)
         except NoSpaceError:
-            if not self._reserve.exists():
+            if not self._room.has_reserve():
                 raise
             _log.error("%s: disk full, giving up the reserve to open it", self.path)
-            self._reserve.unlink(missing_ok=True)
+            self._room.give_up_reserve()
             self._connection = self._open(pieces)
-        self._keep_reserve()
+        self._room.allocate_shared()
+        self._room.keep_reserve()
         self._grow_log()
         self._writer.start()
 
@@ -169,7 +168,8 @@ class Database:
         for connection in self._reader_connections:
             connection.close()
         self._connection.close()
-        self._keep_reserve()  # from what the log took: the next start needs some room
+        self._room.close()
+        self._room.keep_reserve()  # from what the log took: the next start needs some room
 
     def _connect(self) -> sqlite3.Connection:
         try:
@@ -250,13 +250,13 @@ class Database:
         """Run a group as one transaction; False if the transaction as a whole failed."""
         if self._attempt(group):
             return True
-        if any(write.frees_space for write in group) and self._reserve.exists():
+        if any(write.frees_space for write in group) and self._room.has_reserve():
             if not isinstance(group[0].error, NoSpaceError):
                 return False
             _log.error("%s: disk full, giving up the reserve to record a removal", self.path)
-            self._reserve.unlink(missing_ok=True)
+            self._room.give_up_reserve()
             done = self._attempt(group)
-            self._keep_reserve()
+            self._room.keep_reserve()
             return done
         return False
 
@@ -291,6 +291,9 @@ class Database:
     def _grow_log(self) -> None:
         """Also leaves free pages in the database, so that changes seldom make it grow."""
         connection = self._connection
+        if self._room.free_bytes() < 4 * LOG_BYTES:
+            _log.warning("%s: its log starts small, for there is little room", self.path)
+            return
         try:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("CREATE TABLE log_filler (content BLOB)")
@@ -303,26 +306,12 @@ class Database:
                 connection.execute("ROLLBACK")
             _log.warning("%s: its log starts small: %s", self.path, error)
 
-    def _keep_reserve(self) -> None:
-        try:
-            self._reserve.touch(mode=0o600)
-            with self._reserve.open("ab") as file:
-                if file.tell() < RESERVE_BYTES:
-                    file.write(bytes(RESERVE_BYTES - file.tell()))
-        except OSError as error:
-            self._reserve.unlink(missing_ok=True)
-            _log.warning("no room for %s: %s", self._reserve, error)
-
-    def _is_full(self) -> bool:
-        status = os.statvfs(self.path.parent)
-        return status.f_bavail * status.f_frsize < FULL_BYTES
-
     def _translated(self, error: sqlite3.DatabaseError) -> Exception:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         # Without room for the file that its users share sqlite speaks of an I/O error.
-        full = code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and self._is_full()
+        full = code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and self._room.is_full()
         if code == sqlite3.SQLITE_FULL or full:
-            return NoSpaceError(f"no room on the file system of {self.path}; free some space there")
+            return self._room.none_left()
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return CorruptError(f"{self.path} is damaged ({error}); {_WAY_OUT}")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

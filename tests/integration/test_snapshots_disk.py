@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from bench.bed.process import run
 from snapshotter.errors import FailedPreconditionError, NoSpaceError, NotFoundError
-from snapshotter.snapshots.database import LOG_BYTES, RESERVE_BYTES, Database
+from snapshotter.snapshots.database import LOG_BYTES, Database
+from snapshotter.snapshots.database_room import RESERVE_BYTES
 from snapshotter.snapshots.lazy import PlainOnly
 from snapshotter.snapshots.metastore import SCHEMA
 from snapshotter.snapshots.snapshotter import Snapshotter, SnapshotterConfig
@@ -35,8 +37,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(place: Path) -> None:
-    with (place / "filler").open("wb", buffering=0) as file:
-        for piece in (1 << 20, 1 << 12):
+    with (place / "filler").open("ab", buffering=0) as file:
+        for piece in (1 << 20, 1 << 12, 1 << 10):
             try:
                 while True:
                     file.write(bytes(piece))
@@ -73,6 +75,67 @@ async def test_snapshots_can_be_removed_though_the_disk_is_full(
     again = await Database.open(small_disk / "ember.db", [SCHEMA])
     assert (small_disk / "ember.db.reserve").stat().st_size == RESERVE_BYTES
     await again.close()
+
+
+OPENER = """
+import asyncio, sys
+from pathlib import Path
+from snapshotter.errors import NoSpaceError
+from snapshotter.snapshots.database import Database
+from snapshotter.snapshots.metastore import SCHEMA
+from snapshotter.snapshots.records import last_id
+
+async def main():
+    try:
+        database = await Database.open(Path(sys.argv[1]), [SCHEMA])
+        assert await database.read(last_id) == 0
+        await database.close()
+        print("opened")
+    except NoSpaceError as error:
+        print("no space:", error)
+
+asyncio.run(main())
+"""
+
+
+def opened(path: Path) -> str:
+    """What a process says that opens the database: the kernel may kill it."""
+    ended = subprocess.run(
+        [sys.executable, "-c", OPENER, str(path)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, (ended.returncode, ended.stderr)
+    return ended.stdout
+
+
+@pytest.fixture
+def small_blocks(tmp_path: Path) -> Iterator[Path]:
+    """A file system whose blocks are smaller than a page, so that a page may be half a hole."""
+    image, place = tmp_path / "image", tmp_path / "blocks"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(12 * 2**20)
+    run(["mkfs.ext4", "-q", "-F", "-m", "0", "-b", "1024", image])
+    run(["mount", "-t", "ext4", "-o", "loop,commit=1", image, place])
+    yield place
+    run(["umount", "-l", place])
+
+
+@pytest.mark.parametrize("free_bytes", [0, 10_000, 30_000, 90_000, 270_000])
+def test_a_nearly_full_disk_of_small_blocks_kills_no_process(
+    small_blocks: Path, free_bytes: int
+) -> None:
+    path, filler = small_blocks / "ember.db", small_blocks / "filler"
+    assert opened(path) == "opened\n"
+    fill(small_blocks)
+    os.truncate(filler, filler.stat().st_size - free_bytes)
+    os.sync()
+    assert opened(path) == "opened\n"
+    (small_blocks / "ember.db.reserve").unlink(missing_ok=True)
+    fill(small_blocks)
+    os.truncate(filler, filler.stat().st_size - free_bytes)
+    os.sync()
+    said = opened(path)
+    assert said == "opened\n" or "free some space there" in said
 
 
 async def test_a_removed_snapshot_with_a_mount_inside_keeps_what_is_mounted(
