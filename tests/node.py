@@ -52,6 +52,11 @@ class Pulled:
     reason: str
 
 
+def words_of(error: grpc.RpcError) -> str:
+    """What a failed call says to a user; "" where it says nothing."""
+    return error.details() or ""
+
+
 class Node:
     """Ember and one containerd on a bed. Failures are grpc.RpcError with what a user reads."""
 

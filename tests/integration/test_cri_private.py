@@ -22,6 +22,7 @@ from tests.fakes.http_server import Answer, Seen
 from tests.fakes.registry import FakeRegistry, is_blob
 from tests.integration.registry_scene import Registries, noisy
 from tests.integration.test_cri import Cri, KubeletNode, push
+from tests.node import words_of
 from tests.readers import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -208,7 +209,8 @@ def test_a_link_that_containerd_was_sent_to_is_not_repeated(
     mark = len(kubelet.ember.log())
     with pytest.raises(grpc.RpcError) as failed:
         kubelet.pull(reference, namespace=KUBELET)
-    assert "127.0.0.1:9/blob" in failed.value.details()
-    said = failed.value.details() + kubelet.ember.log()[mark:]
+    words = words_of(failed.value)
+    assert "127.0.0.1:9/blob" in words
+    said = words + kubelet.ember.log()[mark:]
     assert "51gnature" not in said
     assert "c4ret" not in said

@@ -25,7 +25,7 @@ from tests.containers import layer_mounts
 from tests.integration.test_daemon_manners import node_on, small_ext4
 from tests.integration.test_first_pull_modes import is_indexed
 from tests.integration.test_waits import listed, see
-from tests.node import Node
+from tests.node import Node, words_of
 from tests.readers import ended_well, noisy, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -82,7 +82,7 @@ def pulled(at: Node, case: ImageCase) -> bool:
     try:
         return at.pull(case.reference).layers > 0
     except grpc.RpcError as error:
-        assert FULL in error.details().lower()
+        assert FULL in words_of(error).lower()
         return False
 
 
@@ -112,7 +112,7 @@ def lower(call: Callable[[], object]) -> str:
     with pytest.raises((grpc.RpcError, BedError)) as caught:
         call()
     error = caught.value
-    return (error.details() if isinstance(error, grpc.RpcError) else str(error)).lower()
+    return (words_of(error) if isinstance(error, grpc.RpcError) else str(error)).lower()
 
 
 def test_a_first_pull_that_is_streamed_to_a_full_disk_fails_clearly_and_works_with_space(

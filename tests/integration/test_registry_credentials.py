@@ -21,6 +21,7 @@ from tests.fakes.gates import BasicGate, TokenGate
 from tests.fakes.http_server import Seen
 from tests.fakes.registry import FakeRegistry, answer_with
 from tests.integration.registry_scene import MISS_S, Scene, noise_blobs, noisy, read_all, scene_in
+from tests.node import words_of
 from tests.readers import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -118,7 +119,7 @@ def test_an_image_without_credentials_is_refused_in_words_that_say_who_was_asked
     with pytest.raises(grpc.RpcError) as refused:
         scene.node.pull(reference)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    said = refused.value.details()
+    said = words_of(refused.value)
     assert f"{folder}/config.json: answered 401" in said
     assert "no credentials: answered 401" in said
     assert "word" not in said

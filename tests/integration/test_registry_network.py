@@ -17,6 +17,7 @@ from tests.fakes.certificates import Authority
 from tests.fakes.gates import basic
 from tests.fakes.proxy import TunnelProxy
 from tests.integration.registry_scene import Scene, noisy, read_all, scene_in
+from tests.node import words_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -60,7 +61,7 @@ def test_plain_http_to_another_machine_is_refused_and_the_way_out_is_told(scene:
         reference = scene.add(noisy("no tls"), registry)
         with pytest.raises(grpc.RpcError) as refused:
             scene.node.pull(reference)
-        said = refused.value.details()
+        said = words_of(refused.value)
         assert f"{TLS_ONLY}: it does not speak TLS" in said
         assert "registry.plain_http" in said
         assert registry.seen == [], "not one request may go there in the clear"

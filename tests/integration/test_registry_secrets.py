@@ -27,6 +27,7 @@ from tests.integration.test_registry_credentials import (
     write_docker_config,
     write_sources,
 )
+from tests.node import words_of
 from tests.readers import ended_well, reader, sha256_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -228,7 +229,7 @@ def test_a_token_service_with_a_secret_in_its_place_is_refused_without_it(
     TokenGate(registry, realm=f"http://me:{SIGNATURE}@127.0.0.2/token?key={SIGNATURE}")
     with pytest.raises(grpc.RpcError) as refused:
         scene.node.pull(scene.add(noisy("realm", 5000), registry))
-    assert "token service" in refused.value.details()
+    assert "token service" in words_of(refused.value)
     assert leaks(f"{refused.value}\n{log(scene)}") == []
 
 
@@ -254,7 +255,7 @@ def test_what_a_mirror_is_sent_by_hosts_toml_is_not_said(scene: Scene, folder: P
 def test_a_proxy_s_password_is_not_said(scene: Scene) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         scene.node.pull(f"{PROXIED}/team/app:1")
-    assert "127.0.0.1:9" in refused.value.details(), "it names the proxy that does not answer"
+    assert "127.0.0.1:9" in words_of(refused.value), "it names the proxy that does not answer"
     assert leaks(f"{refused.value}\n{log(scene)}") == []
 
 
