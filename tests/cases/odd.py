@@ -13,6 +13,7 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import zstandard
 
@@ -261,7 +262,7 @@ def indexes() -> list[ImageCase]:
 def documents() -> list[ImageCase]:
     """Manifests and configs that are right, but for what people expect of them."""
     history = [{"created_by": "x", "empty_layer": n > 0} for n in range(200)]
-    settings: dict[str, dict[str, object]] = {
+    settings: dict[str, dict[str, Any]] = {
         "history that does not fit": {"history": history},
         "a large config": {"config": {"Labels": {"l": "x" * 2_000_000}}},
         "an unknown key": {"moby": {"?": None}},

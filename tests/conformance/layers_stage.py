@@ -35,7 +35,7 @@ from snapshotter.imagefs.views import Views
 from snapshotter.snapshots import labels as known
 from snapshotter.snapshots.claims import layer_claim
 from snapshotter.snapshots.database import Database
-from snapshotter.snapshots.lazy import LayerClaim
+from snapshotter.snapshots.lazy import LayerClaim, LazyLayers
 from tests.cases.tars import file, layer
 from tests.fakes.lazy import digest
 from tests.unit.imagefs.parts import Later, Origin
@@ -78,7 +78,7 @@ class RealStage:
     def __init__(self, library: Library, blobs: Blobs, layers: Layers) -> None:
         self._library = library
         self._blobs = blobs
-        self.lazy = layers
+        self.lazy: LazyLayers = layers
         self.shown = FILES
         self.lazy_claim = self._add("lazy", FILES)
         self.plain_claim = self._add("private", {"secret": b"s"})
@@ -132,7 +132,7 @@ async def real_stage(directory: Path) -> AsyncIterator[RealStage]:
         async def here(index: LayerIndex) -> bool:
             return await views.whole(index.diff_id)
 
-        rates = Rates(1e9, clock)
+        rates = Rates(10**9, clock)
         ingest = Ingest(blobs, views.stage, shelf.directory, refused, pool, clock, 2, rates, int)
         undo.push_async_callback(ingest.close)
         policy = Policy("stream", 60, 5, None)

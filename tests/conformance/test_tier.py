@@ -22,6 +22,7 @@ from snapshotter.tiers.guarded import guarded
 from snapshotter.tiers.registry import RegistryTier
 from snapshotter.tiers.tier import Tier
 from tests.fakes.clients import registry_client, registry_with
+from tests.fakes.http_server import Answer, Seen
 from tests.fakes.registry import answer_with, cut, is_blob, is_range
 from tests.fakes.tier import FakeTier
 
@@ -62,11 +63,11 @@ async def registry() -> AsyncIterator[Subject]:
             elif way == "missing":
                 server.inject(answer_with(404), is_blob)
             elif way == "rangeless":
-                server.inject(lambda seen, answer: whole(answer), is_range)
+                server.inject(whole, is_range)
             elif way == "short":
                 server.inject(cut(1000), is_blob)
 
-        def whole(answer):  # type: ignore[no-untyped-def]
+        def whole(seen: Seen, answer: Answer) -> Answer:
             answer.status, answer.body = 200, DATA
             answer.set("Content-Range", None)
             return answer

@@ -20,7 +20,7 @@ from snapshotter.rpc.control import ControlService, DrainState, PullEvent, Remov
 from snapshotter.rpc.server import RpcServer
 from tests.fakes.loop import loop_in_a_thread
 
-LAYER = {
+LAYER: dict[str, Any] = {
     "digest": f"sha256:{'a' * 64}",
     "diff_id": f"sha256:{'b' * 64}",
     "size_bytes": 40_000,
@@ -31,7 +31,7 @@ LAYER = {
     "state": "indexed",
     "trouble": "",
 }
-LAZY = {
+LAZY: dict[str, Any] = {
     "names": ["registry.example/team/app:1"],
     "manifest": f"sha256:{'1' * 64}",
     "lazy": True,
@@ -46,7 +46,7 @@ LAZY = {
     "containers": ["k8s.io/c1", "default/c2"],
     "layers": [LAYER],
 }
-PLAIN = {
+PLAIN: dict[str, Any] = {
     **LAZY,
     "names": ["[fd00::1]:5000/team/[red]odd[/red]:2"],
     "manifest": f"sha256:{'2' * 64}",

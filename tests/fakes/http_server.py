@@ -12,6 +12,7 @@ import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 TLS_HANDSHAKE = b"\x16"
@@ -85,7 +86,7 @@ class HttpServer:
     def url(self) -> str:
         return f"{'https' if self._tls else 'http'}://{self.authority}"
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 

@@ -49,6 +49,7 @@ class Upstream:
 
     async def serve(self, method: str, requests: AsyncIterator[bytes], context: Any) -> None:
         call = Call(method, dict(context.invocation_metadata()), context.time_remaining())
+        answer: Answer = self.answers.get(method, echo)
         self.calls.append(call)
         self.arrived.set()
 
@@ -58,7 +59,7 @@ class Upstream:
                 yield message
 
         try:
-            await self.answers.get(method, echo)(noted(), context)
+            await answer(noted(), context)
         finally:
             call.ended.set()
 
@@ -91,7 +92,7 @@ def fail(code: grpc.StatusCode, words: str, *trailing: tuple[str, str | bytes]) 
     return answer
 
 
-class _AnyMethod(grpc.GenericRpcHandler):
+class _AnyMethod(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
 
