@@ -93,7 +93,7 @@ class Cri:
         self._channel = grpc.insecure_channel(f"unix:{socket}")
 
     def call(self, service: str, verb: str, *fields: tuple[int, int | str | bytes]) -> bytes:
-        method = self._channel.unary_unary(f"/runtime.v1.{service}Service/{verb}")
+        method = self._channel.unary_unary(f"/runtime.v1.{service}Service/{verb}", None, None)
         answer: bytes = method(encoded(*fields), timeout=60)
         return answer
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -100,6 +101,10 @@ def test_a_cache_on_a_file_system_without_events_serves_images_whole_and_says_wh
         assert kind in ours.image(case.reference)["reason"]
 
 
+def reads(path: Path, wanted: str) -> bool:
+    return ended_well(reader(path, wanted)) == ""
+
+
 def test_a_full_disk_never_hangs_a_reader_and_heals_when_there_is_space(tmp_path: Path) -> None:
     case = noisy("full", size=6_000_000)
     names = sorted(case.rows)
@@ -124,8 +129,7 @@ def test_a_full_disk_never_hangs_a_reader_and_heals_when_there_is_space(tmp_path
             filler.unlink()
             # The file system gives the space back with its next commit, some seconds later.
             for name in names:
-                wanted, path = sha256_of(case, name), seen / name
-                assert ours.until(lambda w=wanted, p=path: ended_well(reader(p, w)) == "", 60)
+                assert ours.until(partial(reads, seen / name, sha256_of(case, name)), 60)
 
 
 def listen(path: Path) -> socket.socket:

@@ -224,7 +224,12 @@ def test_more_clients_than_it_serves_are_turned_away_and_then_served(keeper: Kee
     assert keeper.names() == []
     for client in clients:
         client.close()
-    until(lambda: Keeper.connect(keeper.path).close() is None, "there is room again")
+
+    def has_room() -> bool:
+        Keeper.connect(keeper.path).close()
+        return True
+
+    until(has_room, "there is room again")
 
 
 def test_another_user_gets_nothing(keeper: Keeper) -> None:

@@ -136,9 +136,9 @@ def mapped_page(descriptor: int) -> bytes:
     """A file's first page as a mapping shows it, behind its end too (mmap.mmap stops there)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    words = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.mmap.argtypes = words
-    libc.munmap.argtypes = words[:2]
+    place = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.mmap.argtypes = (*place, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    libc.munmap.argtypes = place
     address = libc.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_PRIVATE, descriptor, 0)
     assert address not in (None, ctypes.c_void_p(-1).value)
     page = ctypes.string_at(address, 4096)

@@ -235,7 +235,7 @@ def test_keeper_and_daemon_die_in_turn_under_readers_and_nobody_sees_it(
             (holder,) = keepers(at)
             os.kill(holder, signal.SIGKILL)
             # The answer of before may still come: a process takes its time to die.
-            assert at.until(lambda h=holder: has_another_keeper(at, h))
+            assert at.until(partial(has_another_keeper, at, holder))
             at.ember.kill()
             at.start_again()
         assert [told(each) for each in reading] == [crc_of("turns", n) for n in range(3)]

@@ -20,7 +20,7 @@ from bench.bed.link import Shape
 from bench.bed.process import BedError, Server, run
 from bench.bed.tiny import tiny_image
 from tests.patience import until
-from tests.treecheck import compare, walk
+from tests.treecheck import Rows, compare, walk
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,15 +142,13 @@ def listed(containerd: Containerd) -> list[str]:
     return once_connected(lambda: containerd.ctr(*words).splitlines())
 
 
-def shown(
-    containerd: Containerd, image: Image, snapshotter: str, place: Path
-) -> dict[object, object]:
+def shown(containerd: Containerd, image: Image, snapshotter: str, place: Path) -> Rows:
     """The whole tree of an image as a snapshotter shows it."""
     place.mkdir()
     words = ["images", "mount", "--snapshotter", snapshotter, image.reference, str(place)]
     containerd.ctr(*words)
     try:
-        return dict(walk(place))
+        return walk(place)
     finally:
         run(["umount", place])
 

@@ -18,8 +18,7 @@ from snapshotter.snapshots.snapshotter import SnapshotterConfig
 def test_the_road_and_the_registries_have_their_defaults_in_one_sense(tmp_path: Path) -> None:
     config = Config(root=tmp_path)
     made = opening.road_limits(config)
-    derived = {"most_of_one": None, "stall_s": RoadLimits().stall_s}
-    assert replace(made, **derived) == RoadLimits()
+    assert replace(made, most_of_one=None, stall_s=RoadLimits().stall_s) == RoadLimits()
     assert opening.transport_limits(config) == TransportLimits()
     assert opening.registry_settings(config) == RegistrySettings()
 

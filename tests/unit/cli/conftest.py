@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.fakes.daemon import FakeOperations, daemon
 ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, "-B", "-m", "snapshotter.cli.main"]
 LIMIT_S = 60
+NOTHING: Mapping[str, str] = {}
 
 
 class Place:
@@ -41,20 +42,23 @@ class Place:
             app, list(words), env=self.environment | environment, prog_name="ember"
         )
 
-    def popen(self, *words: str, **options: object) -> subprocess.Popen[str]:
-        environment = os.environ | self.environment | {"PYTHONPATH": str(ROOT)}
-        environment |= options.pop("environment", {})  # type: ignore[operator]
-        settings: dict[str, object] = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            **options,
-        }
-        call: Callable[..., subprocess.Popen[str]] = subprocess.Popen
-        return call([*PROGRAM, *words], env=environment, text=True, **settings)
+    def popen(
+        self, *words: str, stdout: int = subprocess.PIPE, environment: Mapping[str, str] = NOTHING
+    ) -> subprocess.Popen[str]:
+        own = self.environment | {"PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(
+            [*PROGRAM, *words],
+            env={**os.environ, **own, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
-    def process(self, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
-        with self.popen(*words, **options) as running:
+    def process(
+        self, *words: str, stdout: int = subprocess.PIPE, environment: Mapping[str, str] = NOTHING
+    ) -> subprocess.CompletedProcess[str]:
+        with self.popen(*words, stdout=stdout, environment=environment) as running:
             try:
                 out, err = running.communicate(timeout=LIMIT_S)
             finally:

@@ -189,7 +189,7 @@ def test_bytes_scattered_over_a_huge_file_cost_little() -> None:
 @settings(max_examples=80, deadline=None)
 def test_sparse_files_of_any_shape_read_as_they_should(data: st.DataObject) -> None:
     at = 0
-    pieces = []
+    pieces: list[tuple[int, bytes]] = []
     for _ in range(data.draw(st.integers(0, 8))):
         at += data.draw(st.sampled_from([0, 1, 512, 513, 4096, 70_000]))
         length = data.draw(st.sampled_from([0, 1, 100, 512, 1024, 5000, 66_000]))

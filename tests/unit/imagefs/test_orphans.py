@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from snapshotter.chunks.space import SpaceLimits
 from snapshotter.chunks.store import StoreConfig, ViewStore
 from snapshotter.content import Digest, Extent
 from snapshotter.errors import NotFoundError
+from snapshotter.fetch import LayerSource
 from snapshotter.fetch import Road as RealRoad
 from snapshotter.imagefs.misses import MissPump
 from snapshotter.imagefs.views import Views as RealViews
@@ -130,7 +131,7 @@ async def test_it_may_lie_in_every_incomplete_view_that_anybody_has_open(
 class NoSources:
     """Nothing is known."""
 
-    def of_view(self, view: Digest) -> list[object]:
+    def of_view(self, view: Digest) -> Sequence[LayerSource]:
         return []
 
     def look_further(self, view: Digest) -> None:

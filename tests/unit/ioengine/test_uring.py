@@ -198,7 +198,7 @@ async def test_two_rings_live_side_by_side(engine: UringEngine, file: int) -> No
         ours.memory[:4] = b"ring"
         await engine.write(file, ours, 0, 4)
         assert await other.read(file, theirs, 0, 4) == 4
-        assert theirs.memory[:4] == b"ring"
+        assert bytes(theirs.memory[:4]) == b"ring"
     await other.close()
 
 

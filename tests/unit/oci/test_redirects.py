@@ -20,6 +20,7 @@ from tests.fakes.clients import read, registry_client, registry_with, stream
 from tests.fakes.gates import BasicGate, Storage, TokenGate
 from tests.fakes.http_server import Answer, Seen
 from tests.fakes.registry import (
+    Change,
     FakeRegistry,
     answer_with,
     cut,
@@ -162,12 +163,12 @@ async def test_a_busy_storage_is_left_alone() -> None:
     ],
 )
 async def test_the_rules_of_ranges_hold_behind_a_redirect(
-    fault: object, error: type[Exception]
+    fault: Change, error: type[Exception]
 ) -> None:
     async with registry_with(DATA) as (registry, blob), FakeRegistry() as other:
         other.add_blob("team/app", DATA)
         Storage(other).serve_for(registry)
-        other.inject(fault, is_range)  # type: ignore[arg-type]
+        other.inject(fault, is_range)
         async with registry_client() as client:
             with pytest.raises(error):
                 await read(client, blob, PART)

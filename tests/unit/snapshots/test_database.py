@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ async def test_one_write_that_fails_undoes_itself_alone(tmp_path: Path) -> None:
         insert(connection, 1000)
         raise InvalidArgumentError("no")
 
-    works = [lambda c, n=n: insert(c, n) for n in range(40)]
+    works = [partial(insert, number=n) for n in range(40)]
     outcomes = await asyncio.gather(
         *(database.write(work) for work in works[:20]),
         database.write(spoiled),
@@ -94,18 +95,20 @@ async def test_what_comes_first_is_done_once_and_its_failure_writes_nothing(tmp_
 
 async def test_writes_that_wait_share_one_commit(tmp_path: Path) -> None:
     database = await Database.open(tmp_path / "d.db", [ONE])
-    gate, commits = threading.Event(), []
+    gate = threading.Event()
+    commits: list[str] = []
 
     def slow(connection: sqlite3.Connection) -> None:
         gate.wait(10)
         connection.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
 
-    writes = [asyncio.create_task(database.write(slow))]
+    first = asyncio.create_task(database.write(slow))
     await asyncio.sleep(0)
-    writes += [asyncio.create_task(database.write(lambda c, n=n: insert(c, n))) for n in range(100)]
+    works = [partial(insert, number=n) for n in range(100)]
+    writes = [asyncio.create_task(database.write(work)) for work in works]
     await asyncio.sleep(0)
     gate.set()
-    await asyncio.gather(*writes)
+    await asyncio.gather(first, *writes)
     assert len(commits) <= 2
     assert await database.read(count) == 100
     await database.close()
@@ -146,7 +149,8 @@ async def test_more_writes_than_may_wait_are_told_to_come_back(
     held = asyncio.create_task(database.write(hold))
     await asyncio.sleep(0)
     await asyncio.to_thread(started.wait, 10)
-    waiting = [asyncio.create_task(database.write(lambda c, n=n: insert(c, n))) for n in range(5)]
+    works = [partial(insert, number=n) for n in range(5)]
+    waiting = [asyncio.create_task(database.write(work)) for work in works]
     await asyncio.sleep(0)
     gate.set()
     outcomes = await asyncio.gather(held, *waiting, return_exceptions=True)
@@ -158,10 +162,12 @@ async def test_more_writes_than_may_wait_are_told_to_come_back(
 async def test_the_log_does_not_grow_with_the_number_of_writes(tmp_path: Path) -> None:
     database = await Database.open(tmp_path / "d.db", [TWO])
     filler = "x" * 3000
+
+    def replace(connection: sqlite3.Connection, number: int) -> None:
+        connection.execute("REPLACE INTO things VALUES (?, ?)", (number % 50, filler))
+
     for number in range(1500):
-        await database.write(
-            lambda c, n=number: c.execute("REPLACE INTO things VALUES (?, ?)", (n % 50, filler))
-        )
+        await database.write(partial(replace, number=number))
     log = (tmp_path / "d.db-wal").stat().st_size
     assert log < 2 * module.LOG_BYTES  # the pages written are some 15 MB
     await database.close()
