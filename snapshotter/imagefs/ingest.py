@@ -70,12 +70,16 @@ class Staging(Protocol):
 
 @dataclass(slots=True)
 class Job:
-    """One layer on its way: ``done_bytes`` of ``blob.size_bytes`` compressed bytes so far."""
+    """One layer on its way: ``done_bytes`` of ``blob.size_bytes`` compressed bytes so far.
+
+    ``begun``: bytes have come in the present try.
+    """
 
     blob: BlobRef
     diff_id: Digest
     started_s: float
     done_bytes: int = 0
+    begun: bool = False
     error: EmberError | None = None
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -235,7 +239,10 @@ class Ingest:
             job.finished.set()
 
     async def _try(self, job: Job, source: Source | None, keep: bool) -> None:
-        """Again after a fault that may pass, a bounded number of times and with rising waits."""
+        """Again after a fault that may pass, a bounded number of times and with rising waits.
+
+        A stream that could not be taken up where it broke off may come whole, from its start.
+        """
         for wait_s in (*RETRY_WAITS_S, None):
             try:
                 if source is None:
@@ -246,11 +253,13 @@ class Ingest:
                 if isinstance(error, CorruptError):
                     self._streams.suspect(job.blob)
                 asked_s = getattr(error, "retry_after_s", None) or 0.0
-                if wait_s is None or not error.retryable or asked_s > PATIENCE_S:
+                again = error.retryable or job.begun
+                if wait_s is None or not again or asked_s > PATIENCE_S:
                     raise
                 log.warning("layer %s: %s; tried again", job.blob.digest, error)
-                await self._clock.sleep(max(wait_s, asked_s))
-                job.done_bytes = 0
+                if error.retryable:
+                    await self._clock.sleep(max(wait_s, asked_s))
+                job.done_bytes, job.begun = 0, False
             else:
                 return
 
@@ -308,6 +317,7 @@ class Ingest:
         try:
             async for part in source(job.blob):
                 came(len(part))
+                job.begun = True
                 block += part
                 if len(block) < BLOCK_BYTES:
                     continue

@@ -313,11 +313,21 @@ async def test_the_rate_of_a_registry_is_that_of_its_streams_together(scene: Sce
 
 async def test_what_will_be_so_again_is_not_asked_for_again(scene: Scene) -> None:
     blob = scene.add(gzip.compress(PLAIN))
+    scene.blobs[blob.digest] = b""
     scene.error = LengthError("it has another length there")
     with pytest.raises(LengthError):
         await scene.ingest.wait(scene.ingest.start(blob, sha256(PLAIN)), 30)
     assert (scene.opened, scene.clock.slept) == (1, [])
     assert scene.suspected == [blob]
+
+
+async def test_a_stream_that_cannot_be_taken_up_where_it_broke_is_begun_anew(
+    scene: Scene,
+) -> None:
+    blob = scene.add(gzip.compress(PLAIN))
+    scene.error, scene.faulty = LengthError("its rest: 206 without Content-Range"), 1
+    assert await scene.ingest.wait(scene.ingest.start(blob, sha256(PLAIN)), 30)
+    assert (scene.opened, scene.clock.slept) == (2, [])
 
 
 async def test_a_lie_about_one_blob_does_not_hold_up_who_says_the_truth(scene: Scene) -> None:
