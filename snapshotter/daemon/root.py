@@ -56,7 +56,7 @@ from snapshotter.operations import DaemonOperations
 from snapshotter.rpc import control, snapshots
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.forgotten import Forgotten
-from snapshotter.rpc.image_records import holders
+from snapshotter.rpc.image_records import every_name
 from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.server import RpcServer
 from snapshotter.snapshots import metastore, records
@@ -329,7 +329,7 @@ class Daemon:
 
     def _let_go(self, base: _Base, remover: Remover, decider: Decider, layers: Layers) -> None:
         """Images that were removed while they were in use go when they can."""
-        named = partial(holders, base.containerd)
+        named = partial(every_name, base.containerd)
         departures = Departures(base.catalog, remover, named, decider.forget, self._clock)
         layers.when_released = departures.wake
         departures.start()

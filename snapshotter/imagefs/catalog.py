@@ -20,6 +20,8 @@ from snapshotter.snapshots.schema import SchemaPiece
 
 T = TypeVar("T")
 
+FAULTS_KEPT = 4096
+
 PIECE = SchemaPiece(
     "catalog",
     (
@@ -132,7 +134,7 @@ class Catalog:
             faults = {
                 (Digest.parse(blob), Digest.parse(diff_id)): reason
                 for blob, diff_id, reason in db.execute(
-                    "SELECT blob, diff_id, reason FROM layer_faults"
+                    "SELECT blob, diff_id, reason FROM layer_faults ORDER BY seen_ns"
                 )
             }
             return images, faults
@@ -179,6 +181,12 @@ class Catalog:
         image = self._images.get(manifest)
         if image is not None:
             await self._put(replace(image, leaving=False))
+
+    async def touch(self, manifest: Digest, seen_ns: int) -> None:
+        """The image was seen in use."""
+        image = self._images.get(manifest)
+        if image is not None:
+            await self._put(replace(image, seen_ns=seen_ns))
 
     async def _put(self, image: Image) -> None:
         manifest = str(image.manifest)
@@ -233,16 +241,25 @@ class Catalog:
             holders.pop(manifest, None)
             if not holders:
                 self._by_blob.pop(layer.blob, None)
-                self._by_view.get(layer.diff_id, {}).pop(layer.blob, None)
+                blobs = self._by_view.get(layer.diff_id, {})
+                blobs.pop(layer.blob, None)
+                if not blobs:
+                    self._by_view.pop(layer.diff_id, None)
 
     async def blame(self, blob: Digest, diff_id: Digest, reason: str, seen_ns: int) -> None:
         """Record that ``blob`` was refused, so that its images go another way from now on.
 
         As the layer with ``diff_id`` only: what one image promises wrongly of a blob must not
-        harm another one that has it too.
+        harm another one that has it too. The last few thousand are known.
         """
 
+        forgotten = [] if (blob, diff_id) in self._faults else list(self._faults)[: 1 - FAULTS_KEPT]
+
         def work(db: sqlite3.Connection) -> None:
+            db.executemany(
+                "DELETE FROM layer_faults WHERE blob = ? AND diff_id = ?",
+                [(str(one), str(other)) for one, other in forgotten],
+            )
             db.execute(
                 "INSERT INTO layer_faults (blob, diff_id, reason, seen_ns) VALUES (?, ?, ?, ?)"
                 " ON CONFLICT (blob, diff_id) DO UPDATE SET reason = excluded.reason",
@@ -250,6 +267,8 @@ class Catalog:
             )
 
         await self._store.write(work)
+        for fault in forgotten:
+            self._faults.pop(fault, None)
         self._faults[blob, diff_id] = reason
 
     def fault(self, blob: Digest, diff_id: Digest) -> str | None:

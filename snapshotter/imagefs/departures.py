@@ -1,7 +1,8 @@
 """Images that were removed while something stood on them: they go when the last of it has gone.
 
 The wish is kept with the image's record, so a restart does not lose it. It is dropped when
-containerd has the image again, for then somebody wants it.
+containerd has the image again, for then somebody wants it. Of images that containerd has removed a
+bounded number stays known: then the one that was pulled longest ago goes, index and all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 SETTLE_S = 1.0
 """Snapshots go one after the other, and the kernel needs a moment to let go of a mount."""
 LOOK_S = 60.0
+IMAGES_KEPT = 4096
+AT_ONCE = 32
+"""So many more are looked at in one look: nobody waits for them to go."""
 
 
 class Removals(Protocol):
@@ -40,16 +44,18 @@ class Departures:
         self,
         catalog: Catalog,
         remover: Removals,
-        holders: Callable[[Collection[str]], Awaitable[Collection[str]]],
+        held: Callable[[], Awaitable[Collection[str]]],
         gone: Callable[[Digest], None],
         clock: Clock,
+        images_kept: int = IMAGES_KEPT,
     ) -> None:
-        """``holders``: the namespaces of containerd that have an image of one of these names."""
+        """``held``: the names of all images that containerd has, in any namespace."""
         self._catalog = catalog
         self._remover = remover
-        self._holders = holders
+        self._held = held
         self._gone = gone
         self._clock = clock
+        self._images_kept = images_kept
         self._awake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -79,11 +85,13 @@ class Departures:
             for image in self._catalog.images():
                 if image.leaving:
                     await self._try(image)
+            if len(self._catalog.images()) > self._images_kept:
+                await self._thin_out()
 
     async def _try(self, image: Image) -> None:
         name = image.names[0] if image.names else str(image.manifest)
         try:
-            if await self._holders(image.names):
+            if not set(image.names).isdisjoint(await self._held()):
                 await self._catalog.stay(image.manifest)
                 log.info("%s was pulled again: it is not removed any more", name)
                 return
@@ -96,3 +104,24 @@ class Departures:
             if not outcome.in_use:
                 self._gone(image.manifest)
                 log.info("%s is removed, as was asked for: nothing stands on it any more", name)
+
+    async def _thin_out(self) -> None:
+        """Forget images that containerd does not have any more and nothing stands on."""
+        try:
+            held = await self._held()
+            oldest_first = [
+                image
+                for image in reversed(self._catalog.images())
+                if not image.leaving and set(image.names).isdisjoint(held)
+            ]
+            surplus = len(self._catalog.images()) - self._images_kept
+            for image in oldest_first[: min(surplus, AT_ONCE)]:
+                outcome = await self._remover.remove(image, data_only=False)
+                if outcome.in_use:
+                    await self._catalog.touch(image.manifest, self._clock.wall_ns())
+                else:
+                    self._gone(image.manifest)
+        except EmberError as error:
+            log.warning("images that nobody has any more are not forgotten yet: %s", error)
+        except Exception:
+            log.exception("forgetting images that nobody has any more failed; tried again")

@@ -82,9 +82,9 @@ async def every_record(store: Store) -> list[Record]:
     return found
 
 
-async def holders(store: Store, names: Collection[str]) -> list[str]:
-    """The namespaces that have an image of one of these names."""
-    return [record.namespace for record in await every_record(store) if record.name in names]
+async def every_name(store: Store) -> set[str]:
+    """The names of all images, in any namespace."""
+    return {record.name for record in await every_record(store)}
 
 
 async def delete(store: Store, records: Iterable[Record]) -> None:

@@ -124,3 +124,17 @@ async def test_what_was_unpacked_and_is_not_refused_is_known_by_its_repository(
     await catalog.remember(replace(plain, lazy=False, reason="no index yet"))
     await catalog.blame(digest("bad"), digest("plain bad"), "a bomb", 5)
     assert list(catalog.unpacked_layers()) == [("r.example:5000/team/app", layer("2"))]
+
+
+async def test_faults_of_layers_are_known_up_to_a_number(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snapshotter.imagefs.catalog.FAULTS_KEPT", 4)
+    first = Catalog(database)
+    for number in (*range(6), 5):
+        await first.blame(digest(f"b{number}"), digest("view"), "bad", number)
+    second = Catalog(database)
+    await second.load()
+    for catalog in (first, second):
+        known = [n for n in range(6) if catalog.fault(digest(f"b{n}"), digest("view"))]
+        assert known == [2, 3, 4, 5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ class Scene:
         self.gone: asyncio.Queue[Digest] = asyncio.Queue()
         self.asked = asyncio.Event()
         self.departures = Departures(
-            catalog, self, self.holders, self.gone.put_nowait, SkippingClock()
+            catalog, self, self.holds, self.gone.put_nowait, SkippingClock(), images_kept=3
         )
 
     async def remove(self, image: Image, *, data_only: bool) -> Outcome:
@@ -47,9 +48,9 @@ class Scene:
             await self.catalog.forget(image.manifest)
         return outcome
 
-    async def holders(self, names: Collection[str]) -> list[str]:
+    async def holds(self) -> Collection[str]:
         self.asked.set()
-        return ["k8s.io"] if self.held & set(names) else []
+        return self.held
 
     async def leaving(self, *names: str) -> None:
         for name in names:
@@ -108,3 +109,18 @@ async def test_a_removal_that_fails_is_tried_again(scene: Scene, error: Exceptio
     scene.error = None
     scene.departures.wake()
     assert await scene.end_of() == digest("a")
+
+
+async def test_of_images_that_containerd_has_not_the_oldest_are_forgotten(scene: Scene) -> None:
+    for number, name in enumerate(["old", "held", "used", "young", "new"]):
+        await scene.catalog.remember(replace(image(name), seen_ns=number))
+    scene.held.add("r.example/held:1")
+    scene.in_use.add(digest("used"))
+    scene.departures.start()
+    assert await scene.end_of() == digest("old")
+    assert await scene.try_of() == digest("old")
+    assert await scene.try_of() == digest("used")
+    scene.departures.wake()
+    assert await scene.end_of() == digest("young")
+    left = {each.manifest for each in scene.catalog.images()}
+    assert left == {digest("held"), digest("used"), digest("new")}
