@@ -22,7 +22,7 @@ build: deps ## compile the C core, the keeper and the protobuf bindings in place
 demo: build ## the same image through overlayfs and through Ember, in one table (root)
 	@$(PY) -m bench.demo
 
-lint: build ## ruff, mypy --strict, import floors, tidy, C warnings as errors
+lint: build ## ruff, mypy --strict (tests too), import floors, tidy, C warnings as errors
 	@./tests/tools/run-tests "$(VENV)" ruff format types floors tidy
 	@$(MAKE) -s -C tests/c warnings
 
