@@ -259,13 +259,22 @@ class DaemonOperations:
 
     def _left(self, failed: list[str]) -> DrainState:
         views = self._incomplete()
-        left = 0
+        left, waiting = 0, []
         for digest in views:
+            if trouble := self._parts.road.tally(digest).trouble:
+                waiting.append(f"{self._view(digest)} waits: {trouble}")
             view = self._parts.store.get(digest)
             if view is not None:
                 missing = view.chunk_count - view.readable_count
                 left += min(view.length_bytes, missing * view.chunk_bytes)
-        return DrainState(len(views), left, tuple(failed))
+        return DrainState(len(views), left, tuple(failed), tuple(waiting))
+
+    def _view(self, digest: Digest) -> str:
+        """The view as an operator knows it."""
+        catalog = self._parts.catalog
+        blobs = catalog.layers_of_view(digest)
+        names = sorted({name for blob in blobs for name in catalog.names_of_blob(blob)})
+        return f"view {digest} ({', '.join(names) or 'of no image that is known'})"
 
     async def _complete_all(self, complain: Callable[[str], None]) -> None:
         slots = asyncio.Semaphore(DRAIN_VIEWS)
@@ -275,7 +284,7 @@ class DaemonOperations:
                 try:
                     await self._parts.road.complete(digest)
                 except EmberError as error:
-                    complain(f"view {digest}: {error}")
+                    complain(f"{self._view(digest)}: {error}")
 
         async with asyncio.TaskGroup() as group:
             for digest in self._incomplete():

@@ -104,6 +104,7 @@ async def status_document(parts: Parts) -> dict[str, Any]:
                 "layer": str(job.blob.digest),
                 "percent": job.percent,
                 "size_bytes": job.blob.size_bytes,
+                "quiet_s": round(job.quiet_s, 3),
             }
             for job in parts.ingest.jobs()
         ],
@@ -221,6 +222,7 @@ def _layer(parts: Parts, layer: Layer, seen: _Seen) -> dict[str, Any]:
         state = "indexed"
     elif job is not None and not job.finished.is_set():
         state = f"being indexed, {job.percent} %"
+        state += f", nothing has come for {job.quiet_s:.0f} s" if job.quiet_s else ""
     else:
         state = parts.catalog.fault(layer.blob, layer.diff_id) or (
             str(job.error) if job else "no index"

@@ -113,6 +113,10 @@ class Node:
         assert last.state == "done"
         return Pulled(last.total, lazy, last.reason)
 
+    def drain(self) -> Iterator[control_pb2.DrainProgress]:
+        """What `ember drain` is told."""
+        yield from self._control.Drain(control_pb2.DrainRequest(), timeout=CALL_S)
+
     def drop(self, reference: str) -> control_pb2.RemoveResponse:
         """What `ember rm --data` does."""
         return self._remove(reference, data_only=True)

@@ -14,6 +14,9 @@ from snapshotter.cli.connection import EXIT_FAILED, Daemon, fail
 from snapshotter.cli.screen import several, size
 from snapshotter.rpc.pb.ember.control.v1 import control_pb2
 
+_REASONS = 64
+"""So many different reasons why a drain does not get on are told."""
+
 
 def remove(daemon: Daemon, image: str, namespace: str, data_only: bool, as_json: bool) -> None:
     """Say what went and what stayed; what stays is a failure only if nothing went."""
@@ -40,6 +43,7 @@ def drain(daemon: Daemon, as_json: bool) -> None:
     """Show what is left until nothing is."""
     screen = Console(stderr=True, markup=False, highlight=False)
     last, told = control_pb2.DrainProgress(), 0
+    reasons: set[str] = set()
     with screen.status("looking at what is mounted") as line:
         for number, state in enumerate(daemon.drain()):
             last = state
@@ -49,6 +53,10 @@ def drain(daemon: Daemon, as_json: bool) -> None:
             if number and not screen.is_terminal and state.views_left not in (0, told):
                 told = state.views_left
                 typer.echo(f"ember: {left}", err=True)
+            for reason in state.waiting:
+                if reason not in reasons and len(reasons) < _REASONS:
+                    reasons.add(reason)
+                    screen.print(f"ember: {reason}", soft_wrap=True)
     failed = list(last.failed)
     if as_json:
         document = {

@@ -39,7 +39,8 @@ def _state(image: Document) -> str:
         indexed = all(layer["state"] == "indexed" for layer in image["layers"])
         return "overlay, indexed" if indexed and image["layers"] else "not lazy"
     indexing = any(layer["state"].startswith("being indexed") for layer in image["layers"])
-    return "lazy, indexing" if indexing else "lazy"
+    stalled = any("nothing has come" in layer["state"] for layer in image["layers"])
+    return "lazy, stalled" if stalled else "lazy, indexing" if indexing else "lazy"
 
 
 def _remarks(image: Document) -> Iterator[str]:
@@ -132,7 +133,8 @@ def _show_daemon(screen: Console, document: Document) -> None:
     for job in document["indexing"]:
         owner = next((f" of {_name(i)}" for i in document["images"] if _has(i, job)), "")
         done = f"{job['percent']} % of {size(job['size_bytes'])}"
-        screen.print(f"indexing   {job['layer']}{owner}: {done}")
+        quiet = f", nothing has come for {job['quiet_s']:.0f} s" if job["quiet_s"] else ""
+        screen.print(f"indexing   {job['layer']}{owner}: {done}{quiet}")
     for note in document["notes"]:
         screen.print(f"note       {note}")
     screen.print()

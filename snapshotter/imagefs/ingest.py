@@ -28,6 +28,7 @@ from snapshotter.errors import (
 )
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.indexer import LayerIndexer
+from snapshotter.imagefs.quiet import Quiet
 from snapshotter.imagefs.rates import Rates
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Staging(Protocol):
 class Job:
     """One layer on its way: ``done_bytes`` of ``blob.size_bytes`` compressed bytes so far.
 
-    ``begun``: bytes have come in the present try.
+    ``begun``: bytes have come in the present try. ``quiet`` is None until its turn comes.
     """
 
     blob: BlobRef
@@ -81,12 +82,18 @@ class Job:
     done_bytes: int = 0
     begun: bool = False
     error: EmberError | None = None
+    quiet: Quiet | None = None
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def percent(self) -> int:
         """Share of the compressed bytes that has been indexed."""
         return 100 * self.done_bytes // max(1, self.blob.size_bytes)
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long nothing has come, if that is long."""
+        return self.quiet.seconds if self.quiet is not None else 0.0
 
 
 class Ingest:
@@ -216,7 +223,8 @@ class Ingest:
     async def _run(self, job: Job, source: Source | None, keep: bool) -> None:
         try:
             async with self._slots:
-                await self._try(job, source, keep)
+                with Quiet(f"layer {job.blob.digest} of {job.blob.repository}") as job.quiet:
+                    await self._try(job, source, keep)
         except (RefusedError, CorruptError) as error:
             job.error = restated(error)
             log.error("layer %s is refused: %s", job.blob.digest, error)
@@ -318,6 +326,8 @@ class Ingest:
             async for part in source(job.blob):
                 came(len(part))
                 job.begun = True
+                if job.quiet is not None:
+                    job.quiet.came()
                 block += part
                 if len(block) < BLOCK_BYTES:
                     continue

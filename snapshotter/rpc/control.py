@@ -41,11 +41,15 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class DrainState:
-    """How much of what is mounted is still missing."""
+    """How much of what is mounted is still missing.
+
+    ``failed`` and ``waiting`` name views with the reason: given up, and nothing comes just now.
+    """
 
     views_left: int
     bytes_left: int
     failed: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
 
 
 class Operations(Protocol):
@@ -115,6 +119,7 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
                     views_left=state.views_left,
                     bytes_left=state.bytes_left,
                     failed=state.failed,
+                    waiting=state.waiting,
                 )
         except Exception as error:
             await context.abort(*status_of(error, "drain"), MARK)

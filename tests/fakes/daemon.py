@@ -68,7 +68,7 @@ STATUS: dict[str, Any] = {
         "keeper_losses": 0,
     },
     "images": [LAZY, PLAIN],
-    "indexing": [{"layer": LAYER["digest"], "percent": 40, "size_bytes": 40_000}],
+    "indexing": [{"layer": LAYER["digest"], "percent": 40, "size_bytes": 40_000, "quiet_s": 0.0}],
     "misses": {"asked": 3, "filled": 3, "failed": 0, "waited_s": 0.5, "longest_s": 0.25},
     "waiting": [
         {

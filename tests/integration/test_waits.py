@@ -156,3 +156,23 @@ def test_a_stop_tells_those_who_wait_for_a_first_pull_and_waits_for_none_of_them
     assert see(at, case) == ""
     at.containerd.remove_image(case.reference)
     assert left_behind(at, case.reference) == []
+
+
+def test_a_drain_says_why_it_does_not_get_on_and_ends_when_the_registry_is_back(at: Node) -> None:
+    case = noisy("drained late", size=400_000)
+    case.push(at.bed.registry)
+    at.pull(case.reference)
+    assert see(at, case) == ""
+    assert not at.drop(case.reference).kept
+    with at.mounted(case.chain_id), ThreadPoolExecutor(1) as pool:
+        at.bed.registry.stop()
+        draining = at.drain()
+        told = pool.submit(lambda: next(each for each in draining if each.waiting))
+        try:
+            (first, *_) = told.result(30).waiting
+            assert case.reference in first and "registry" in first
+        finally:
+            at.bed.registry.start()
+        assert [each.views_left for each in draining][-1] == 0
+    at.containerd.remove_image(case.reference)
+    assert left_behind(at, case.reference) == []

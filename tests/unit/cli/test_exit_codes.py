@@ -217,6 +217,14 @@ def test_a_drain_that_takes_its_time_tells_a_log_what_is_left(
     assert result.stderr == "ember: 2 views, 7.0 kB to fetch\nember: 1 view, 3.0 kB to fetch\n"
 
 
+def test_a_drain_says_once_why_a_view_does_not_come(place: Place, served: FakeOperations) -> None:
+    why = f"view sha256:{'5' * 64} (registry.example/team/app:1) waits: registry: [down]"
+    served.states = (DrainState(1, 5, (), (why,)),) * 3 + (DrainState(0, 0, ()),)
+    result = place.ember("drain")
+    assert result.exit_code == 0
+    assert result.stderr == f"ember: {why}\nember: 1 view, 5 B to fetch\n"
+
+
 def test_an_image_that_is_not_known_ends_with_1(place: Place, served: FakeOperations) -> None:
     result = place.ember("status", "nginx")
     assert (result.exit_code, result.stdout) == (1, "")

@@ -174,6 +174,15 @@ def test_an_image_has_a_row_for_each_of_its_names(place: Place, served: FakeOper
         assert " ".join(first["names"]) in place.ember("status", name).stdout
 
 
+def test_a_first_pull_that_does_not_get_on_is_shown(place: Place, served: FakeOperations) -> None:
+    served.document["indexing"][0]["quiet_s"] = 34.7
+    layer = served.document["images"][0]["layers"][0]
+    layer["state"] = "being indexed, 40 %, nothing has come for 35 s"
+    out = place.ember("status").stdout
+    assert "40 % of 40.0 kB, nothing has come for 35 s" in out
+    assert "lazy, stalled" in out
+
+
 def test_a_short_name_means_what_it_means_everywhere(place: Place, served: FakeOperations) -> None:
     served.document["images"][0]["names"] = ["docker.io/library/python:latest"]
     assert "docker.io/library/python:latest sha256:1" in place.ember("status", "python").stdout
