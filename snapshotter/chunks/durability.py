@@ -43,6 +43,8 @@ class Durability:
         self._bulk = bulk
         self._round = asyncio.Lock()
         self.doubted: set[int] = set()
+        self.closed = False
+        """From now on there is nothing to flush or to prove: it was done, or nobody wants it."""
         if presence.header.suspect:
             both = _or(presence.readable.snapshot(), presence.durable)
             self.doubted.update(_numbers(both))
@@ -58,7 +60,7 @@ class Durability:
         UnavailableError when the sync failed; what it covered is in doubt then, and not readable.
         """
         async with self._round:
-            return await self._flush()
+            return 0 if self.closed else await self._flush()
 
     async def prove(
         self, budget_chunks: int, is_right: IsRight, length_of: Callable[[int], int], step: int
@@ -69,6 +71,8 @@ class Durability:
         """
         report, lost = ProveReport(), list[int]()
         async with self._round:
+            if self.closed:
+                return report
             for number in sorted(self.doubted)[:budget_chunks]:
                 if await self._on_disk(number, step, length_of(number), is_right):
                     report.proved += 1
@@ -101,6 +105,7 @@ class Durability:
             with contextlib.suppress(OSError):
                 await offload(None, self._presence.mark, clean=clean)
             self._presence.close()
+            self.closed = True
 
     async def _flush(self) -> int:
         presence = self._presence

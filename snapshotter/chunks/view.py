@@ -170,7 +170,8 @@ class View:
     async def flush(self) -> int:
         """Make durable what is readable; how many chunks that were. UnavailableError: not now."""
         made_durable = await self._durability.flush()
-        self.settle()
+        if not self._durability.closed:
+            self.settle()
         return made_durable
 
     def unproved(self) -> list[int]:
@@ -185,7 +186,8 @@ class View:
         report = await self._durability.prove(
             budget_chunks, self._is_right, self.length_of, self.chunk_bytes
         )
-        self.settle()
+        if not self._durability.closed:
+            self.settle()
         return report
 
     async def close(self, *, flush: bool = True) -> None:

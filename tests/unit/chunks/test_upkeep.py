@@ -56,6 +56,24 @@ async def test_a_view_that_fails_keeps_no_other_from_being_proved(
     await store.close()
 
 
+async def test_a_view_that_goes_before_its_turn_comes_is_no_fault(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, (first, second, third) = await doubtful(stores)
+    flush = first.flush
+
+    async def goes() -> int:
+        await store.drop(second.digest)
+        await store.release(third.digest)
+        return await flush()
+
+    monkeypatch.setattr(first, "flush", goes)
+    await store.flush()
+    assert "failed" not in caplog.text
+    assert [view.digest for view in store.views()] == [first.digest]
+    await store.close()
+
+
 def test_a_disk_that_stays_full_is_said_so_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
