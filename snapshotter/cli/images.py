@@ -91,7 +91,14 @@ def show_images(document: Document, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(document["images"], indent=2))
         return
-    _show_images(console(), document["images"])
+    screen = console()
+    _show_images(screen, document["images"])
+    _show_notes(screen, document)
+
+
+def _show_notes(screen: Console, document: Document) -> None:
+    for note in document["notes"]:
+        screen.print(f"note       {note}")
 
 
 def show_status(document: Document, image: str | None, as_json: bool) -> None:
@@ -135,8 +142,7 @@ def _show_daemon(screen: Console, document: Document) -> None:
         done = f"{job['percent']} % of {size(job['size_bytes'])}"
         quiet = f", nothing has come for {job['quiet_s']:.0f} s" if job["quiet_s"] else ""
         screen.print(f"indexing   {job['layer']}{owner}: {done}{quiet}")
-    for note in document["notes"]:
-        screen.print(f"note       {note}")
+    _show_notes(screen, document)
     screen.print()
     _show_images(screen, document["images"])
 

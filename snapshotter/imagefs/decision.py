@@ -155,6 +155,8 @@ class Decider:
         """The decision for the image that ``claim`` belongs to; no if it can't be made in time."""
         if not claim.manifest_digest or not claim.layer_digest:
             self.unlabelled += 1
+            if self.unlabelled == 1:  # the status counts the others
+                log.warning("a layer is unpacked as plain overlay: %s", NO_LABELS)
             return self._no(NO_LABELS)
         key = (claim.namespace, str(claim.manifest_digest))
         pull = self._pulls.get(key)

@@ -91,7 +91,7 @@ def test_a_pipe_gets_one_line_for_each_image_however_long(
     long = f"registry.example/{'team/' * 40}app:1"
     served.document["images"][0]["names"] = [long]
     lines = place.ember("images", COLUMNS="40").stdout.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert lines[0].split() == ["IMAGE", "DIGEST", "HERE", "OF", "SHARE", "RUNNING", "STATE"]
     assert re.split(r"  +|(?<=\S) (?=111)", lines[1].strip()) == [
         *[f"{long}", "111111111111", "65.5 kB", "100.0 kB", "65 %", "2", "lazy"]
@@ -131,7 +131,11 @@ def test_no_images_is_said_and_not_shown_as_an_empty_table(
     place: Place, served: FakeOperations
 ) -> None:
     served.document["images"] = []
-    assert place.ember("images").stdout == "no images yet; `ember pull IMAGE` brings one\n"
+    note = f"note       {served.document['notes'][0]}\n"
+    told = "no images yet; `ember pull IMAGE` brings one\n"
+    assert place.ember("images").stdout == told + note
+    served.document["notes"] = []
+    assert place.ember("images").stdout == told
     out = place.ember("status").stdout
     assert "no images yet" in out
     assert "DIGEST" not in out
