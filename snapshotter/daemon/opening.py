@@ -12,11 +12,13 @@ import logging
 import os
 import secrets
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import start_http_server
 
 from ioengine import mounts
+from ioengine.guard import Guard
 from ioengine.probe import EngineChoice, choose_engine
 from snapshotter.chunks.space import SpaceLimits
 from snapshotter.chunks.store import StoreConfig, ViewStore
@@ -28,13 +30,18 @@ from snapshotter.fetch import Road, RoadLimits
 from snapshotter.imagefs.datapath import DataPath, stored_descriptors
 from snapshotter.imagefs.decision import Policy
 from snapshotter.imagefs.shelf import Shelf
+from snapshotter.imagefs.starved import Starvation
 from snapshotter.metrics import Metrics
 from snapshotter.oci.assembly import RegistrySettings, open_registry
 from snapshotter.oci.pull_credentials import PullCredentials
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.oci.transport import TransportLimits
+from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.cri_proxy import CriProxy
+from snapshotter.rpc.forgotten import Forgotten
 from snapshotter.rpc.server import RpcServer
+from snapshotter.snapshots import records
+from snapshotter.snapshots.database import Database
 from snapshotter.tiers.registry import RegistryTier
 
 log = logging.getLogger(__name__)
@@ -248,3 +255,21 @@ def serve_metrics(config: Config, metrics: Metrics, undo: Undo) -> None:
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(f"metrics.address = {address!r}: {error}") from None
     undo.later(server.shutdown)
+
+
+def look_for_forgotten(
+    config: Config, containerd: Containerd, database: Database, clock: Clock, undo: Undo
+) -> Forgotten:
+    """What containerd believes to be here and is not."""
+    known = partial(database.read, records.committed_chain_ids)
+    forgotten = Forgotten(containerd, config.containerd.snapshotter, known, clock)
+    forgotten.start()
+    undo.later(forgotten.stop)
+    return forgotten
+
+
+def watch_starvation(guard: Guard, clock: Clock, undo: Undo) -> None:
+    """Readers of whom nobody knows are told of."""
+    starvation = Starvation(guard, clock)
+    starvation.start()
+    undo.later(starvation.stop)

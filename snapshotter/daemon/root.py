@@ -47,7 +47,6 @@ from snapshotter.imagefs.rates import Rates
 from snapshotter.imagefs.removal import Remover
 from snapshotter.imagefs.restore import restore
 from snapshotter.imagefs.shelf import Shelf
-from snapshotter.imagefs.starved import Starvation
 from snapshotter.imagefs.views import Views
 from snapshotter.metrics import Metrics
 from snapshotter.oci.pull_credentials import PullCredentials
@@ -55,7 +54,6 @@ from snapshotter.oci.registry import RegistryClient
 from snapshotter.operations import DaemonOperations
 from snapshotter.rpc import control, snapshots
 from snapshotter.rpc.containerd import Containerd
-from snapshotter.rpc.forgotten import Forgotten
 from snapshotter.rpc.image_records import every_name
 from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.server import RpcServer
@@ -175,7 +173,9 @@ class Daemon:
                 data_path=base.data_path,
                 containerd=base.containerd,
                 leases=base.leases,
-                forgotten=self._look_for_forgotten(base),
+                forgotten=opening.look_for_forgotten(
+                    self._config, base.containerd, base.database, self._clock, self._undo
+                ),
                 registry=base.registry,
                 snapshotter=self._config.containerd.snapshotter,
                 engine=(base.engine.engine.name, base.engine.reason),
@@ -321,9 +321,7 @@ class Daemon:
         pump = MissPump(guard, base.road, views, self._clock, fetch.miss_timeout, fetch.readahead)
         pump.start()
         self._undo.later(pump.stop)
-        starvation = Starvation(guard, self._clock)
-        starvation.start()
-        self._undo.later(starvation.stop)
+        opening.watch_starvation(guard, self._clock, self._undo)
         base.data_path.watch_keeper()
         return pump
 
@@ -334,17 +332,6 @@ class Daemon:
         layers.when_released = departures.wake
         departures.start()
         self._undo.later(departures.stop)
-
-    def _look_for_forgotten(self, base: _Base) -> Forgotten:
-        forgotten = Forgotten(
-            base.containerd,
-            self._config.containerd.snapshotter,
-            partial(base.database.read, records.committed_chain_ids),
-            self._clock,
-        )
-        forgotten.start()
-        self._undo.later(forgotten.stop)
-        return forgotten
 
     def _open_completion(self, road: Road, views: Views) -> Completion:
         settings = self._config.completion
