@@ -30,7 +30,7 @@ def build_keeper(directory: Path) -> None:
         compiler,
         *CFLAGS,
         "-D_GNU_SOURCE",
-        str(ROOT / "ioengine/csrc/keeper.c"),
+        *map(str, sorted((ROOT / "ioengine/csrc").glob("keeper*.c"))),
         "-o",
         str(directory / "ember-keeper"),
     ]

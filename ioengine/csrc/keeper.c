@@ -16,21 +16,17 @@
  *     quit                  -> ok              or: busy
  * Anything else is answered `bad WHY`. Clients must run as the keeper's own user.
  */
+#include "keeper.h"
+
 #include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define NAMES_MAX 64
@@ -38,8 +34,6 @@
 #define WORDS_MAX 16 /* names in one request; also the descriptors in one packet */
 #define CLIENTS_MAX 64
 #define PACKET_BYTES 8192
-
-enum { EXIT_USAGE = 2, EXIT_RUNNING = 3, EXIT_SYSTEM = 4 };
 
 struct held {
 	char name[NAME_BYTES];
@@ -50,8 +44,7 @@ static struct held held[NAMES_MAX];
 static int held_count;
 static struct pollfd polled[CLIENTS_MAX + 1]; /* [0] is the listening socket */
 static int polled_count = 1;
-static int oom_score_adj;
-static bool own_cgroup;
+static struct keeper_place settled;
 
 static struct held *find(const char *name)
 {
@@ -187,8 +180,8 @@ static void ping(int client)
 {
 	char text[64];
 
-	snprintf(text, sizeof(text), "ok %d %d %s", getpid(), oom_score_adj,
-		 own_cgroup ? "own" : "shared");
+	snprintf(text, sizeof(text), "ok %d %d %s", getpid(), settled.oom_score_adj,
+		 settled.own_cgroup ? "own" : "shared");
 	answer(client, text, NULL, 0);
 }
 
@@ -328,152 +321,6 @@ static void keep(void)
 	}
 }
 
-static int fail(const char *what, const char *path)
-{
-	fprintf(stderr, "ember-keeper: %s %s: %s\n", what, path, strerror(errno));
-	return EXIT_SYSTEM;
-}
-
-/* The lock, not the socket, says that a keeper lives: a dead one's socket stays in the way. */
-static int take_socket(const char *path)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	char lock_path[sizeof(address.sun_path) + 8];
-	int lock;
-
-	if (strlen(path) >= sizeof(address.sun_path)) {
-		errno = ENAMETOOLONG;
-		return fail("cannot listen on", path);
-	}
-	strcpy(address.sun_path, path);
-	snprintf(lock_path, sizeof(lock_path), "%s.lock", path);
-	lock = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-	if (lock < 0)
-		return fail("cannot open", lock_path);
-	if (flock(lock, LOCK_EX | LOCK_NB) < 0) {
-		if (errno != EWOULDBLOCK)
-			return fail("cannot lock", lock_path);
-		fprintf(stderr, "ember-keeper: a keeper is running already, it holds %s\n",
-			lock_path);
-		return EXIT_RUNNING;
-	}
-	polled[0].events = POLLIN;
-	polled[0].fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (polled[0].fd < 0)
-		return fail("cannot make a socket for", path);
-	if (unlink(path) < 0 && errno != ENOENT)
-		return fail("cannot remove the stale", path);
-	umask(0077);
-	if (bind(polled[0].fd, (struct sockaddr *)&address, sizeof(address)) < 0 ||
-	    listen(polled[0].fd, CLIENTS_MAX) < 0)
-		return fail("cannot listen on", path);
-	return 0;
-}
-
-static int write_text(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY | O_CLOEXEC), error = 0;
-
-	if (fd < 0)
-		return errno;
-	if (write(fd, text, strlen(text)) < 0)
-		error = errno;
-	close(fd);
-	return error;
-}
-
-/*
- * Moves this process into a group of its own in every hierarchy that service managers follow:
- * the unified one and systemd's named one of version 1.
- */
-static void leave_cgroup(const char *name)
-{
-	FILE *mounts = fopen("/proc/self/mountinfo", "re");
-	char line[4096], pid[16];
-
-	snprintf(pid, sizeof(pid), "%d", getpid());
-	while (mounts && fgets(line, sizeof(line), mounts)) {
-		char root[1024], point[1024], path[2304];
-		const char *tail = strstr(line, " - ");
-
-		if (!tail || sscanf(line, "%*s %*s %*s %1023s %1023s", root, point) != 2)
-			continue;
-		if (strncmp(tail, " - cgroup2 ", 11) && !strstr(tail, "name=systemd"))
-			continue;
-		snprintf(path, sizeof(path), "%s/%s", point, name);
-		if (mkdir(path, 0755) < 0 && errno != EEXIST)
-			continue;
-		snprintf(path, sizeof(path), "%s/%s/cgroup.procs", point, name);
-		if (!write_text(path, pid))
-			own_cgroup = true;
-	}
-	if (mounts)
-		fclose(mounts);
-	if (!own_cgroup)
-		fprintf(stderr, "ember-keeper: cannot have a control group %s of its own: "
-				"a service manager may kill it with the daemon\n", name);
-}
-
-static void read_oom_score(void)
-{
-	FILE *file = fopen("/proc/self/oom_score_adj", "re");
-
-	if (!file)
-		return;
-	if (fscanf(file, "%d", &oom_score_adj) != 1)
-		oom_score_adj = 0;
-	fclose(file);
-}
-
-static void settle_in(const char *cgroup)
-{
-	int error = write_text("/proc/self/oom_score_adj", "-1000");
-
-	if (error)
-		fprintf(stderr, "ember-keeper: cannot set its OOM score to -1000 (%s): under memory "
-				"pressure the kernel may kill it\n", strerror(error));
-	read_oom_score();
-	if (cgroup)
-		leave_cgroup(cgroup);
-	for (int number = 1; number <= SIGRTMAX; number++)
-		if (number != SIGKILL && number != SIGSTOP && number != SIGSEGV &&
-		    number != SIGBUS && number != SIGILL && number != SIGFPE && number != SIGABRT)
-			signal(number, SIG_IGN);
-	prctl(PR_SET_NAME, "ember-keeper");
-	(void)!chdir("/");
-	mlockall(MCL_CURRENT); /* a keeper must not wait for swap; where forbidden, it may */
-}
-
-/* Leaves the starter's session; the starter's wait() ends when the socket is ready. */
-static int go_background(void)
-{
-	pid_t child = fork();
-
-	if (child < 0)
-		return fail("cannot fork", "");
-	if (child > 0)
-		_exit(0);
-	setsid();
-	child = fork();
-	if (child < 0)
-		return fail("cannot fork", "");
-	if (child > 0)
-		_exit(0);
-	return 0;
-}
-
-static void close_stdio(void)
-{
-	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-
-	if (null < 0)
-		return;
-	for (int fd = 0; fd < 3; fd++)
-		dup2(null, fd);
-	if (null > 2)
-		close(null);
-}
-
 int main(int argc, char **argv)
 {
 	const char *cgroup = NULL;
@@ -493,14 +340,15 @@ int main(int argc, char **argv)
 		return EXIT_USAGE;
 	}
 	close_range(3, ~0u, 0); /* whatever the starter forgot to close */
-	ret = take_socket(argv[i]);
+	ret = keeper_listen(argv[i], CLIENTS_MAX, &polled[0].fd);
 	if (!ret && !foreground)
-		ret = go_background();
+		ret = keeper_go_background();
 	if (ret)
 		return ret;
+	polled[0].events = POLLIN;
 	listen(polled[0].fd, CLIENTS_MAX); /* once more: whoever connects is told this pid */
-	settle_in(cgroup);
+	settled = keeper_settle_in(cgroup);
 	if (!foreground)
-		close_stdio();
+		keeper_close_stdio();
 	keep();
 }
