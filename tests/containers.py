@@ -21,7 +21,7 @@ from bench.bed.process import run
 from ioengine.mounts import mountinfo
 from snapshotter.chunks.presence import decode_header, encode_header
 from tests.cases.images import ImageCase, as_it_is, gzipped, image
-from tests.cases.layers import is_file
+from tests.cases.rows import is_file
 from tests.cases.tars import file, layer
 from tests.node import Node
 

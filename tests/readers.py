@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.cases.images import ImageCase, as_it_is, gzipped, image
-from tests.cases.layers import is_file
+from tests.cases.rows import is_file
 from tests.cases.tars import file, layer
 from tests.node import Node
 

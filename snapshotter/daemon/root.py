@@ -12,24 +12,18 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
-from ioengine.probe import EngineChoice
 from snapshotter.chunks.space import is_full
-from snapshotter.chunks.store import ViewStore
 from snapshotter.clock import SystemClock
 from snapshotter.config import Config
 from snapshotter.content import BlobRef, Digest
 from snapshotter.daemon import opening
-from snapshotter.daemon.room import room_to_try
+from snapshotter.daemon.base import Base, open_base
 from snapshotter.daemon.undo import Undo
 from snapshotter.errors import NoSpaceError, UnavailableError
 from snapshotter.fetch import Road
 from snapshotter.image.index import LayerIndex
-from snapshotter.image.index_writer import remove_leftovers
-from snapshotter.imagefs import catalog as catalog_tables
-from snapshotter.imagefs.catalog import Catalog
 from snapshotter.imagefs.completion import Completion
 from snapshotter.imagefs.datapath import DataPath
 from snapshotter.imagefs.decision import Decider
@@ -46,18 +40,14 @@ from snapshotter.imagefs.origin import RegistryOrigin
 from snapshotter.imagefs.rates import Rates
 from snapshotter.imagefs.removal import Remover
 from snapshotter.imagefs.restore import restore
-from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.views import Views
 from snapshotter.metrics import Metrics
 from snapshotter.oci.pull_credentials import PullCredentials
-from snapshotter.oci.registry import RegistryClient
 from snapshotter.operations import DaemonOperations
 from snapshotter.rpc import control, snapshots
-from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.image_records import every_name
-from snapshotter.rpc.leases import PullLeases
 from snapshotter.rpc.server import RpcServer
-from snapshotter.snapshots import metastore, records
+from snapshotter.snapshots import records
 from snapshotter.snapshots.database import Database
 from snapshotter.snapshots.snapshotter import Snapshotter, SnapshotterConfig
 from snapshotter.status import Parts
@@ -66,23 +56,6 @@ log = logging.getLogger(__name__)
 
 RECORD_S = 1.0
 """What a decision may take beside its timeout: to be written down."""
-
-
-@dataclass(slots=True)
-class _Base:
-    """What the image parts stand on."""
-
-    engine: EngineChoice
-    data_path: DataPath
-    database: Database
-    catalog: Catalog
-    shelf: Shelf
-    store: ViewStore
-    registry: RegistryClient
-    road: Road
-    containerd: Containerd
-    leases: PullLeases
-    indexers: ThreadPoolExecutor
 
 
 class Daemon:
@@ -128,13 +101,14 @@ class Daemon:
         opening.take_lock(self._config, self._undo)
         pulls, metrics = PullCredentials(), Metrics()
         opening.serve_metrics(self._config, metrics, self._undo)
-        base = await self._open_base(pulls, metrics)
+        indexers = self._pool(4, "indexers")
+        base = await open_base(self._config, self._clock, self._undo, pulls, metrics)
         views, layer_mounts = self._open_mounts(base)
         links = (self._config.root / "snapshots").glob("*/fs")
         await restore(
             links, base.data_path, layer_mounts, views, base.shelf, base.catalog.names_of_blob
         )
-        ingest, decider = self._open_decider(base, views, metrics)
+        ingest, decider = self._open_decider(base, views, metrics, indexers)
         layers = Layers(decider, base.catalog, base.shelf, ingest, layer_mounts, views, self._clock)
         pump = self._listen(base, views)
         if pump is not None:
@@ -193,51 +167,13 @@ class Daemon:
         path = base.data_path.name or "none (images fetched whole)"
         self._summary = f"{self._config.socket}, data path {path}, {base.engine.engine.name}"
 
-    async def _open_base(self, pulls: PullCredentials, metrics: Metrics) -> _Base:
-        config, clock, undo = self._config, self._clock, self._undo
-        indexers = self._pool(4, "indexers")
-        with room_to_try(config.root):
-            engine = opening.open_engine(config, undo)
-            data_path = opening.open_data_path(config, undo)
-            opening.keep_pulls(config, data_path, pulls)
-        database = await Database.open(
-            config.root / "ember.db", (metastore.SCHEMA, catalog_tables.PIECE)
-        )
-        undo.later(database.close)
-        catalog = Catalog(database)
-        await catalog.load()
-        indexes = opening.directory(config, "index")
-        remove_leftovers(indexes)
-        shelf = Shelf(indexes, catalog.layers_of_view, catalog.origins)
-        store = await opening.open_store(config, engine, clock, undo)
-        registry = opening.open_origins(config, pulls, clock, undo)
-        road = opening.open_road(config, store, shelf, registry, metrics, clock, undo)
-        containerd = Containerd(config.containerd.address, config.containerd.timeout)
-        undo.later(containerd.close)
-        leases = PullLeases(containerd, opening.cache_name(config), clock)
-        leases.start()
-        undo.later(leases.stop)
-        return _Base(
-            engine,
-            data_path,
-            database,
-            catalog,
-            shelf,
-            store,
-            registry,
-            road,
-            containerd,
-            leases,
-            indexers,
-        )
-
     def _pool(self, threads: int, name: str) -> ThreadPoolExecutor:
         """Threads of their own: what containerd waits for must not queue behind what takes long."""
         pool = ThreadPoolExecutor(threads, thread_name_prefix=f"ember-{name}")
         self._undo.later(asyncio.to_thread, pool.shutdown)
         return pool
 
-    def _open_mounts(self, base: _Base) -> tuple[Views, LayerMounts]:
+    def _open_mounts(self, base: Base) -> tuple[Views, LayerMounts]:
         config, shelf = self._config, base.shelf
 
         def index_of(view: Digest) -> LayerIndex | None:
@@ -264,7 +200,9 @@ class Daemon:
             directio=directio,
         )
 
-    def _open_decider(self, base: _Base, views: Views, metrics: Metrics) -> tuple[Ingest, Decider]:
+    def _open_decider(
+        self, base: Base, views: Views, metrics: Metrics, indexers: ThreadPoolExecutor
+    ) -> tuple[Ingest, Decider]:
         config, clock, catalog = self._config, self._clock, base.catalog
 
         async def refused(blob: Digest, diff_id: Digest, reason: str) -> None:
@@ -277,7 +215,7 @@ class Daemon:
             views.stage,
             base.shelf.directory,
             refused,
-            base.indexers,
+            indexers,
             clock,
             config.first_pull.parallel_layers,
             Rates(config.first_pull.assumed_rate, clock),
@@ -313,7 +251,7 @@ class Daemon:
         )
         return ingest, decider
 
-    def _listen(self, base: _Base, views: Views) -> MissPump | None:
+    def _listen(self, base: Base, views: Views) -> MissPump | None:
         guard = base.data_path.guard
         if guard is None:
             return None
@@ -325,7 +263,7 @@ class Daemon:
         base.data_path.watch_keeper()
         return pump
 
-    def _let_go(self, base: _Base, remover: Remover, decider: Decider, layers: Layers) -> None:
+    def _let_go(self, base: Base, remover: Remover, decider: Decider, layers: Layers) -> None:
         """Images that were removed while they were in use go when they can."""
         named = partial(every_name, base.containerd)
         departures = Departures(base.catalog, remover, named, decider.forget, self._clock)

@@ -19,7 +19,7 @@ import zstandard
 
 from bench.bed.registry import HOST, Pusher, Registry
 from snapshotter.oci.platform import host_platform
-from tests.cases.layers import LayerCase
+from tests.cases.rows import LayerCase
 from tests.treecheck import Rows
 
 OCI = "application/vnd.oci.image"

@@ -5,9 +5,9 @@ Only what a row names is checked (treecheck.Row: None is anything).
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-
+from tests.cases.beyond import beyond_containerd
+from tests.cases.rows import LayerCase, is_dir, is_file, is_link
+from tests.cases.sparse import SPARSE_SHAPES, filled, sparse_pax
 from tests.cases.tars import (
     END,
     GNU_MAGIC,
@@ -17,7 +17,6 @@ from tests.cases.tars import (
     hardlink,
     header,
     layer,
-    octal,
     padded,
     pax,
     special,
@@ -26,32 +25,9 @@ from tests.cases.tars import (
 from tests.treecheck import Row, Rows
 
 NS = 1_000_000_000
+
+
 CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCase:
-    """Layers, lowest first, and the rows of the stack."""
-
-    name: str
-    layers: tuple[bytes, ...]
-    rows: Rows
-
-
-def is_file(data: bytes, **fields: object) -> Row:
-    """A file of this content."""
-    digest = hashlib.sha256(data).hexdigest()
-    return Row("file", size=len(data), sha256=digest, **fields)  # type: ignore[arg-type]
-
-
-def is_dir(mode: int = 0o755, uid: int = 0, gid: int = 0, **fields: object) -> Row:
-    """A directory with these attributes."""
-    return Row("dir", mode, uid, gid, **fields)  # type: ignore[arg-type]
-
-
-def is_link(target: str) -> Row:
-    """A symbolic link."""
-    return Row("symlink", link=target, size=len(target), mode=0o777)
 
 
 def kinds() -> LayerCase:
@@ -344,66 +320,6 @@ def sizes() -> LayerCase:
     )
 
 
-def sparse_old(name: bytes, pieces: list[tuple[int, bytes]], size: int) -> bytes:
-    """An entry in old GNU's sparse form, with as many extension blocks as it takes."""
-    fields = [octal(offset, 12) + octal(len(data), 12) for offset, data in pieces]
-    rest = bytes(41) + b"".join(fields[:4]).ljust(96, b"\0")
-    rest += (b"\1" if len(fields) > 4 else b"\0") + octal(size, 12)
-    more = []
-    for at in range(4, len(fields), 21):
-        flag = b"\1" if at + 21 < len(fields) else b"\0"
-        more.append((b"".join(fields[at : at + 21]).ljust(504, b"\0") + flag).ljust(512, b"\0"))
-    data = b"".join(data for _, data in pieces)
-    head = header(name, type=b"S", size=len(data), magic=GNU_MAGIC, rest=rest)
-    return head + b"".join(more) + padded(data)
-
-
-def sparse_pax(version: str, name: bytes, pieces: list[tuple[int, bytes]], size: int) -> bytes:
-    """An entry in GNU's PAX sparse form 0.0, 0.1 or 1.0."""
-    data = b"".join(data for _, data in pieces)
-    pairs = [(offset, len(piece)) for offset, piece in pieces]
-    if version == "1.0":
-        numbers = [len(pairs), *(number for pair in pairs for number in pair)]
-        stored = padded(b"".join(b"%d\n" % number for number in numbers)) + data
-        records: list[tuple[str | bytes, str | bytes]] = [
-            ("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0"),
-            ("GNU.sparse.name", name), ("GNU.sparse.realsize", str(size)),
-        ]  # fmt: skip
-        return pax(records) + header(b"GNUSparseFile.0/x", size=len(stored)) + padded(stored)
-    records = [
-        ("GNU.sparse.major", "0"), ("GNU.sparse.minor", version[-1]),
-        ("GNU.sparse.size", str(size)), ("GNU.sparse.numblocks", str(len(pairs))),
-    ]  # fmt: skip
-    if version == "0.1":
-        text = ",".join(f"{offset},{length}" for offset, length in pairs)
-        records += [("GNU.sparse.map", text), ("GNU.sparse.name", name)]
-        return pax(records) + header(b"other", size=len(data)) + padded(data)
-    for offset, length in pairs:
-        records += [("GNU.sparse.offset", str(offset)), ("GNU.sparse.numbytes", str(length))]
-    return pax(records) + header(name, size=len(data)) + padded(data)
-
-
-def filled(pieces: list[tuple[int, bytes]], size: int) -> bytes:
-    """What a sparse file reads as."""
-    whole = bytearray(size)
-    for offset, data in pieces:
-        whole[offset : offset + len(data)] = data
-    return bytes(whole)
-
-
-SPARSE_SHAPES: dict[str, tuple[list[tuple[int, bytes]], int]] = {
-    "aligned": ([(0, b"a" * 4096), (65536, b"b" * 8192)], 200_000),
-    "tail": ([(4096, b"a" * 512), (99_328, b"z" * 700)], 100_028),
-    "odd": ([(1, b"x"), (777, b"y" * 1000), (5000, b"w" * 3)], 6000),
-    "shifted": ([(0, b"s" * 100), (1 << 20, b"t" * 70_000)], 2 << 20),
-    "all-hole": ([], 3 << 20),
-    "hole-at-end": ([(0, b"q" * 512), (1_000_000, b"")], 1_000_000),
-    "no-hole": ([(0, b"n" * 3000)], 3000),
-    "empty": ([], 0),
-    "many": ([(n * 8192, bytes([n + 1]) * 4096) for n in range(60)], 60 * 8192),
-}
-
-
 def sparse_files() -> LayerCase:
     parts: list[bytes] = []
     rows: Rows = {}
@@ -414,42 +330,6 @@ def sparse_files() -> LayerCase:
     parts.append(file(b"after", b"still in step"))
     rows["after"] = is_file(b"still in step")
     return LayerCase("sparse files", (layer(*parts),), rows)
-
-
-def beyond_containerd() -> list[LayerCase]:
-    """What a tar may hold and containerd's unpacker, or ext4 below it, gives up on."""
-    later = layer(
-        hardlink(b"before-2", b"before-1"),
-        hardlink(b"before-1", b"target"),
-        file(b"target", b"content"),
-        hardlink(b"replaced", b"never-there"),
-        file(b"replaced", b"r"),
-        file(b"never-there", b""),
-    )
-    later_rows: Rows = {
-        "before-1": is_file(b"content", hardlink_of=""),
-        "before-2": is_file(b"content", hardlink_of="before-1"),
-        "target": is_file(b"content", hardlink_of="before-1"),
-        "replaced": is_file(b"r", hardlink_of=""), "never-there": is_file(b""),
-    }  # fmt: skip
-    large = {f"user.{n}": bytes([n]) * 900 for n in range(20)}
-    records = [(f"SCHILY.xattr.{name}", value) for name, value in large.items()]
-    old = [sparse_old(name.encode(), *shape) for name, shape in SPARSE_SHAPES.items()]
-    old_rows = {name: is_file(filled(*shape)) for name, shape in SPARSE_SHAPES.items()}
-    contiguous = header(b"contiguous", type=b"7", size=3) + padded(b"con")
-    return [
-        LayerCase("links to later entries", (later,), later_rows),
-        LayerCase(
-            "many xattrs", (layer(pax(records) + file(b"f")),), {"f": is_file(b"", xattrs=large)}
-        ),
-        LayerCase("old sparse files", (layer(*old, file(b"z")),), old_rows | {"z": is_file(b"")}),
-        LayerCase("contiguous", (layer(contiguous),), {"contiguous": is_file(b"con")}),
-        LayerCase(
-            "a global header without records",
-            (layer(special(b"g", b"none at all"), file(b"f")),),
-            {"f": is_file(b"")},
-        ),
-    ]
 
 
 def in_one_layer() -> list[LayerCase]:

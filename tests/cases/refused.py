@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.cases.layers import sparse_pax
+from tests.cases.sparse import sparse_pax
 from tests.cases.tars import (
     GNU_MAGIC,
     directory,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cases.layers import LayerCase, is_dir, is_file, is_link
+from tests.cases.rows import LayerCase, is_dir, is_file, is_link
 from tests.cases.tars import MTIME, directory, file, hardlink, header, layer, pax, symlink
 from tests.treecheck import Rows
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.cases.images import OCI, Blob, ImageCase, as_it_is, gzipped, image
-from tests.cases.layers import is_file
+from tests.cases.rows import is_file
 from tests.cases.tars import file, layer
 from tests.fakes.registry import FakeRegistry
 from tests.integration.test_daemon_manners import node_on

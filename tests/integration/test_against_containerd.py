@@ -22,7 +22,8 @@ from bench.bed.containerd import Containerd
 from bench.bed.link import Shape
 from bench.bed.process import BedError
 from ioengine.mounts import unmount
-from tests.cases.layers import LayerCase, in_one_layer
+from tests.cases.layers import in_one_layer
+from tests.cases.rows import LayerCase
 from tests.cases.stacks import of_several_layers
 from tests.fakes.images import config_of, manifest_of
 from tests.fakes.registry import sha256

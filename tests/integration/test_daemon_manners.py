@@ -6,6 +6,7 @@ Each place that a cache can't be lazy on still serves images, whole, and the rea
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import socket
@@ -329,3 +330,12 @@ def test_commands_without_a_daemon_say_so_and_exit_with_3(fresh: Node) -> None:
         fresh.ember.command("images")
     with pytest.raises(grpc.RpcError):
         fresh.status()
+
+
+def test_a_pull_into_a_namespace_that_was_never_used_works(fresh: Node) -> None:
+    case = noisy("elsewhere", size=100_000)
+    case.push(fresh.bed.registry)
+    assert fresh.pull(case.reference, namespace="another").lazy_layers == 2
+    with fresh.mounted(case.chain_id, namespace="another") as root:
+        name = min(case.rows)
+        assert hashlib.sha256((Path(root) / name).read_bytes()).hexdigest() == sha256_of(case, name)

@@ -15,7 +15,7 @@ import pytest
 
 from bench.bed.link import Shape
 from tests.cases.images import ImageCase, as_it_is, gzipped, image, zstandarded
-from tests.cases.layers import is_file
+from tests.cases.rows import is_file
 from tests.cases.tars import file, layer
 from tests.node import Node, node
 from tests.treecheck import CONTAINERD_DEPARTURES, Rows, compare

@@ -19,7 +19,7 @@ from bench.bed.process import BedError
 from ioengine.mounts import unmount
 from snapshotter.rpc.pb.containerd.services.snapshots.v1 import snapshots_pb2, snapshots_pb2_grpc
 from tests.cases.images import ImageCase, gzipped, image
-from tests.cases.layers import is_file
+from tests.cases.rows import is_file
 from tests.cases.tars import file, layer
 from tests.containers import layer_mounts
 from tests.integration.test_daemon_manners import node_on, small_ext4

@@ -16,7 +16,8 @@ from snapshotter.image.erofs_writer import write_erofs
 from snapshotter.image.lower import DirectoryLayer, TreeLayer
 from snapshotter.image.tar import TarScanner
 from snapshotter.image.tree import LayerTree
-from tests.cases.layers import LayerCase, in_one_layer
+from tests.cases.layers import in_one_layer
+from tests.cases.rows import LayerCase
 from tests.cases.stacks import of_several_layers
 from tests.cases.tars import directory, file, header, layer
 from tests.layerstack import layer_root, mounted, scan, stack_of

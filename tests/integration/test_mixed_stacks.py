@@ -20,7 +20,7 @@ import pytest
 from bench.bed.link import Shape
 from bench.bed.tiny import tiny_image
 from tests.cases.images import Blob, ImageCase, gzipped, image
-from tests.cases.layers import LayerCase, is_file
+from tests.cases.rows import LayerCase, is_file
 from tests.cases.stacks import implied_parents, replaced_across_layers, usrmerge, whiteouts
 from tests.cases.tars import file, layer
 from tests.node import Node, node

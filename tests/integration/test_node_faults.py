@@ -6,7 +6,6 @@ right bytes, or waiting, or an error that says why; never zeros, never a mount o
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import signal
@@ -28,6 +27,7 @@ from tests.patience import until, waits_for_bytes
 from tests.readers import ended_well, lazily, noisy, reader, sha256_of, told_of_waiting
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
+
 
 SLOW = Shape(40)
 
@@ -304,15 +304,6 @@ def test_garbage_collection_while_chunks_arrive_takes_only_garbage(slow: Node) -
     listed = slow.containerd.ctr("snapshots", "--snapshotter", "ember", "ls")
     assert gone.chain_id not in listed
     assert kept.chain_id in listed
-
-
-def test_a_pull_into_a_namespace_that_was_never_used_works(fresh: Node) -> None:
-    case = noisy("elsewhere", size=100_000)
-    case.push(fresh.bed.registry)
-    assert fresh.pull(case.reference, namespace="another").lazy_layers == 2
-    with fresh.mounted(case.chain_id, namespace="another") as root:
-        name = min(case.rows)
-        assert hashlib.sha256((Path(root) / name).read_bytes()).hexdigest() == sha256_of(case, name)
 
 
 @pytest.mark.parametrize("what", ["index", "windows", "metadata", "presence", "view"])

@@ -17,18 +17,19 @@ import pytest
 from bench.bed.process import BedError
 from bench.bed.registry import Pusher
 from tests.cases.images import Blob, ImageCase, gzipped, image, of_layers, zstandarded
-from tests.cases.layers import in_one_layer, is_file
+from tests.cases.layers import in_one_layer
 from tests.cases.odd import (
     chain_of_layers,
     harmless,
     large,
     odd_images,
     plain_of,
-    refused_images,
     rows_of,
     zstd_streams,
 )
 from tests.cases.refused import all_refused
+from tests.cases.refused_images import refused_images
+from tests.cases.rows import is_file
 from tests.cases.stacks import of_several_layers
 from tests.cases.tars import file, layer
 from tests.node import Node, node

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases.images import ImageCase, as_it_is, digest, gzipped, image
-from tests.cases.layers import is_file
+from tests.cases.rows import is_file
 from tests.cases.tars import file, layer
 from tests.fakes.gates import TokenGate
 from tests.fakes.http_server import Seen

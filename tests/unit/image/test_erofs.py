@@ -14,7 +14,8 @@ from snapshotter.image import erofs_format as fmt
 from snapshotter.image.erofs_reader import ErofsReader
 from snapshotter.image.erofs_writer import write_erofs
 from snapshotter.image.tree import Inode, Kind, LayerTree, Segment, finish_tree
-from tests.cases.layers import in_one_layer, sparse_pax
+from tests.cases.layers import in_one_layer
+from tests.cases.sparse import sparse_pax
 from tests.cases.stacks import of_several_layers
 from tests.cases.tars import MTIME, directory, file, layer
 from tests.layerstack import content, scan

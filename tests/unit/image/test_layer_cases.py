@@ -7,8 +7,9 @@ import time
 import pytest
 
 from snapshotter.errors import RefusedError
-from tests.cases.layers import LayerCase, in_one_layer
+from tests.cases.layers import in_one_layer
 from tests.cases.refused import Refused, all_refused
+from tests.cases.rows import LayerCase
 from tests.cases.stacks import of_several_layers
 from tests.layerstack import scan, shown
 from tests.treecheck import compare, directory_sizes

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from snapshotter.errors import RefusedError
 from snapshotter.image.limits import ScanLimits
 from snapshotter.image.tar import TarScanner
-from tests.cases.layers import in_one_layer, sparse_pax
+from tests.cases.layers import in_one_layer
+from tests.cases.sparse import sparse_pax
 from tests.cases.stacks import of_several_layers
 from tests.cases.tars import directory, file, hardlink, header, layer, padded, pax, symlink
 from tests.layerstack import scan

@@ -16,7 +16,7 @@ from snapshotter.oci.transport import TransportLimits
 from tests.fakes.clients import registry_client
 from tests.fakes.images import push_image
 from tests.fakes.registry import FakeRegistry, cut, sha256
-from tests.unit.oci.test_registry_client import two_hosts
+from tests.unit.oci.test_registry_client_mirrors import two_hosts
 
 HEAD_START_S = 0.05
 AMD64 = Platform("linux", "amd64")
