@@ -101,14 +101,13 @@ class Daemon:
         opening.take_lock(self._config, self._undo)
         pulls, metrics = PullCredentials(), Metrics()
         opening.serve_metrics(self._config, metrics, self._undo)
-        indexers = self._pool(4, "indexers")
         base = await open_base(self._config, self._clock, self._undo, pulls, metrics)
         views, layer_mounts = self._open_mounts(base)
         links = (self._config.root / "snapshots").glob("*/fs")
         await restore(
             links, base.data_path, layer_mounts, views, base.shelf, base.catalog.names_of_blob
         )
-        ingest, decider = self._open_decider(base, views, metrics, indexers)
+        ingest, decider = self._open_decider(base, views, metrics)
         layers = Layers(decider, base.catalog, base.shelf, ingest, layer_mounts, views, self._clock)
         pump = self._listen(base, views)
         if pump is not None:
@@ -200,9 +199,7 @@ class Daemon:
             directio=directio,
         )
 
-    def _open_decider(
-        self, base: Base, views: Views, metrics: Metrics, indexers: ThreadPoolExecutor
-    ) -> tuple[Ingest, Decider]:
+    def _open_decider(self, base: Base, views: Views, metrics: Metrics) -> tuple[Ingest, Decider]:
         config, clock, catalog = self._config, self._clock, base.catalog
 
         async def refused(blob: Digest, diff_id: Digest, reason: str) -> None:
@@ -215,7 +212,7 @@ class Daemon:
             views.stage,
             base.shelf.directory,
             refused,
-            indexers,
+            self._pool(4, "indexers"),
             clock,
             config.first_pull.parallel_layers,
             Rates(config.first_pull.assumed_rate, clock),
