@@ -19,7 +19,7 @@ from snapshotter.clock import SystemClock
 from snapshotter.config import Config
 from snapshotter.content import BlobRef, Digest
 from snapshotter.daemon import opening
-from snapshotter.daemon.base import Base, open_base
+from snapshotter.daemon.groundwork import Groundwork, open_groundwork
 from snapshotter.daemon.undo import Undo
 from snapshotter.errors import NoSpaceError, UnavailableError
 from snapshotter.fetch import Road
@@ -101,70 +101,72 @@ class Daemon:
         opening.take_lock(self._config, self._undo)
         pulls, metrics = PullCredentials(), Metrics()
         opening.serve_metrics(self._config, metrics, self._undo)
-        base = await open_base(self._config, self._clock, self._undo, pulls, metrics)
-        views, layer_mounts = self._open_mounts(base)
+        ground = await open_groundwork(self._config, self._clock, self._undo, pulls, metrics)
+        views, layer_mounts = self._open_mounts(ground)
         links = (self._config.root / "snapshots").glob("*/fs")
         await restore(
-            links, base.data_path, layer_mounts, views, base.shelf, base.catalog.names_of_blob
+            links, ground.data_path, layer_mounts, views, ground.shelf, ground.catalog.names_of_blob
         )
-        ingest, decider = self._open_decider(base, views, metrics)
-        layers = Layers(decider, base.catalog, base.shelf, ingest, layer_mounts, views, self._clock)
-        pump = self._listen(base, views)
+        ingest, decider = self._open_decider(ground, views, metrics)
+        layers = Layers(
+            decider, ground.catalog, ground.shelf, ingest, layer_mounts, views, self._clock
+        )
+        pump = self._listen(ground, views)
         if pump is not None:
             pump.waiting.publish(metrics)
-        layers.when_mounted = self._open_completion(base.road, views).wake
+        layers.when_mounted = self._open_completion(ground.road, views).wake
 
         def forget_origin(view: Digest) -> None:
-            base.road.forget_tally(view)
+            ground.road.forget_tally(view)
             ingest.forget_streamed(view)
 
         remover = Remover(
-            base.catalog,
-            base.shelf,
+            ground.catalog,
+            ground.shelf,
             ingest,
             layer_mounts,
             views,
             layer_mounts.metadata,
-            partial(base.database.read, records.lazy_layers),
+            partial(ground.database.read, records.lazy_layers),
             forget_origin,
         )
-        standing = partial(base.database.read, records.lazy_layers)
-        evictor = Evictor(base.catalog, views, remover, standing)
-        base.store.space.evict_with(evictor.evict)
+        standing = partial(ground.database.read, records.lazy_layers)
+        evictor = Evictor(ground.catalog, views, remover, standing)
+        ground.store.space.evict_with(evictor.evict)
         operations = DaemonOperations(
             Parts(
-                catalog=base.catalog,
-                shelf=base.shelf,
+                catalog=ground.catalog,
+                shelf=ground.shelf,
                 ingest=ingest,
                 mounts=layer_mounts,
                 views=views,
                 remover=remover,
                 decider=decider,
-                store=base.store,
-                road=base.road,
+                store=ground.store,
+                road=ground.road,
                 misses=pump,
-                data_path=base.data_path,
-                containerd=base.containerd,
-                leases=base.leases,
+                data_path=ground.data_path,
+                containerd=ground.containerd,
+                leases=ground.leases,
                 forgotten=opening.look_for_forgotten(
-                    self._config, base.containerd, base.database, self._clock, self._undo
+                    self._config, ground.containerd, ground.database, self._clock, self._undo
                 ),
-                registry=base.registry,
+                registry=ground.registry,
                 snapshotter=self._config.containerd.snapshotter,
-                engine=(base.engine.engine.name, base.engine.reason),
+                engine=(ground.engine.engine.name, ground.engine.reason),
                 clock=self._clock,
                 started_s=started_s,
             )
         )
         await opening.serve_cri(self._config, pulls, self._undo)
-        await self._serve(base.database, layers, layer_mounts.sweep, operations)
-        self._let_go(base, remover, decider, layers)
+        await self._serve(ground.database, layers, layer_mounts.sweep, operations)
+        self._let_go(ground, remover, decider, layers)
         # Whoever waits for a first pull is told first: calls that wait would hold up the stop.
         self._undo.later(ingest.close)
-        self._data_path = base.data_path
-        base.data_path.settle()
-        path = base.data_path.name or "none (images fetched whole)"
-        self._summary = f"{self._config.socket}, data path {path}, {base.engine.engine.name}"
+        self._data_path = ground.data_path
+        ground.data_path.settle()
+        path = ground.data_path.name or "none (images fetched whole)"
+        self._summary = f"{self._config.socket}, data path {path}, {ground.engine.engine.name}"
 
     def _pool(self, threads: int, name: str) -> ThreadPoolExecutor:
         """Threads of their own: what containerd waits for must not queue behind what takes long."""
@@ -172,24 +174,24 @@ class Daemon:
         self._undo.later(asyncio.to_thread, pool.shutdown)
         return pool
 
-    def _open_mounts(self, base: Base) -> tuple[Views, LayerMounts]:
-        config, shelf = self._config, base.shelf
+    def _open_mounts(self, ground: Groundwork) -> tuple[Views, LayerMounts]:
+        config, shelf = self._config, ground.shelf
 
         def index_of(view: Digest) -> LayerIndex | None:
             sources = shelf.of_view(view)
             return sources[0].index if sources else None
 
         views = Views(
-            base.store,
-            base.road,
-            base.data_path.guard,
+            ground.store,
+            ground.road,
+            ground.data_path.guard,
             config.root / "views",
             config.state / "guarded",
             index_of,
         )
         self._undo.later(views.close)
         metadata = MetadataImages(opening.directory(config, "metadata"))
-        directio = base.data_path.directio
+        directio = ground.data_path.directio
         return views, LayerMounts(
             config.state / "layers",
             views,
@@ -199,8 +201,10 @@ class Daemon:
             directio=directio,
         )
 
-    def _open_decider(self, base: Base, views: Views, metrics: Metrics) -> tuple[Ingest, Decider]:
-        config, clock, catalog = self._config, self._clock, base.catalog
+    def _open_decider(
+        self, ground: Groundwork, views: Views, metrics: Metrics
+    ) -> tuple[Ingest, Decider]:
+        config, clock, catalog = self._config, self._clock, ground.catalog
 
         async def refused(blob: Digest, diff_id: Digest, reason: str) -> None:
             await catalog.blame(blob, diff_id, reason, clock.wall_ns())
@@ -208,9 +212,9 @@ class Daemon:
                 decider.forget(image.manifest)
 
         ingest = Ingest(
-            base.registry,
+            ground.registry,
             views.stage,
-            base.shelf.directory,
+            ground.shelf.directory,
             refused,
             self._pool(4, "indexers"),
             clock,
@@ -225,8 +229,8 @@ class Daemon:
                 with contextlib.suppress(UnavailableError):  # this daemon is stopping
                     ingest.start_index(blob, view)
 
-        base.shelf.index_another = index_another
-        idle = IdleIndexer(base.containerd, ingest, base.shelf, clock, catalog.unpacked_layers)
+        ground.shelf.index_another = index_another
+        idle = IdleIndexer(ground.containerd, ingest, ground.shelf, clock, catalog.unpacked_layers)
         if config.first_pull.index_when_idle:
             idle.start()
             self._undo.later(idle.stop)
@@ -234,12 +238,12 @@ class Daemon:
         async def here(index: LayerIndex) -> bool:
             return await views.whole(index.diff_id)
 
-        origin = RegistryOrigin(base.registry)
+        origin = RegistryOrigin(ground.registry)
         decider = Decider(
-            opening.policy(config, base.data_path),
+            opening.policy(config, ground.data_path),
             catalog,
-            base.shelf,
-            ContainerdDocuments(base.containerd, origin),
+            ground.shelf,
+            ContainerdDocuments(ground.containerd, origin),
             origin,
             ingest,
             here,
@@ -248,22 +252,24 @@ class Daemon:
         )
         return ingest, decider
 
-    def _listen(self, base: Base, views: Views) -> MissPump | None:
-        guard = base.data_path.guard
+    def _listen(self, ground: Groundwork, views: Views) -> MissPump | None:
+        guard = ground.data_path.guard
         if guard is None:
             return None
         fetch = self._config.fetch
-        pump = MissPump(guard, base.road, views, self._clock, fetch.miss_timeout, fetch.readahead)
+        pump = MissPump(guard, ground.road, views, self._clock, fetch.miss_timeout, fetch.readahead)
         pump.start()
         self._undo.later(pump.stop)
         opening.watch_starvation(guard, self._clock, self._undo)
-        base.data_path.watch_keeper()
+        ground.data_path.watch_keeper()
         return pump
 
-    def _let_go(self, base: Base, remover: Remover, decider: Decider, layers: Layers) -> None:
+    def _let_go(
+        self, ground: Groundwork, remover: Remover, decider: Decider, layers: Layers
+    ) -> None:
         """Images that were removed while they were in use go when they can."""
-        named = partial(every_name, base.containerd)
-        departures = Departures(base.catalog, remover, named, decider.forget, self._clock)
+        named = partial(every_name, ground.containerd)
+        departures = Departures(ground.catalog, remover, named, decider.forget, self._clock)
         layers.when_released = departures.wake
         departures.start()
         self._undo.later(departures.stop)

@@ -30,7 +30,7 @@ from snapshotter.snapshots.database import Database
 
 
 @dataclass(slots=True)
-class Base:
+class Groundwork:
     """The opened parts, by what they are."""
 
     engine: EngineChoice
@@ -45,9 +45,9 @@ class Base:
     leases: PullLeases
 
 
-async def open_base(
+async def open_groundwork(
     config: Config, clock: Clock, undo: Undo, pulls: PullCredentials, metrics: Metrics
-) -> Base:
+) -> Groundwork:
     """Open all of it, or raise; what is open by then is in ``undo``."""
     with room_to_try(config.root):
         engine = opening.open_engine(config, undo)
@@ -70,7 +70,7 @@ async def open_base(
     leases = PullLeases(containerd, opening.cache_name(config), clock)
     leases.start()
     undo.later(leases.stop)
-    return Base(
+    return Groundwork(
         engine,
         data_path,
         database,
