@@ -115,24 +115,7 @@ class Daemon:
         if pump is not None:
             pump.waiting.publish(metrics)
         layers.when_mounted = self._open_completion(ground.road, views).wake
-
-        def forget_origin(view: Digest) -> None:
-            ground.road.forget_tally(view)
-            ingest.forget_streamed(view)
-
-        remover = Remover(
-            ground.catalog,
-            ground.shelf,
-            ingest,
-            layer_mounts,
-            views,
-            layer_mounts.metadata,
-            partial(ground.database.read, records.lazy_layers),
-            forget_origin,
-        )
-        standing = partial(ground.database.read, records.lazy_layers)
-        evictor = Evictor(ground.catalog, views, remover, standing)
-        ground.store.space.evict_with(evictor.evict)
+        remover = self._open_removal(ground, ingest, layer_mounts, views)
         operations = DaemonOperations(
             Parts(
                 catalog=ground.catalog,
@@ -251,6 +234,30 @@ class Daemon:
             clock,
         )
         return ingest, decider
+
+    def _open_removal(
+        self, ground: Groundwork, ingest: Ingest, layer_mounts: LayerMounts, views: Views
+    ) -> Remover:
+        """What takes data away: an operator's wish, or a full disk."""
+
+        def forget_origin(view: Digest) -> None:
+            ground.road.forget_tally(view)
+            ingest.forget_streamed(view)
+
+        standing = partial(ground.database.read, records.lazy_layers)
+        remover = Remover(
+            ground.catalog,
+            ground.shelf,
+            ingest,
+            layer_mounts,
+            views,
+            layer_mounts.metadata,
+            standing,
+            forget_origin,
+        )
+        evictor = Evictor(ground.catalog, views, remover, standing)
+        ground.store.space.evict_with(evictor.evict)
+        return remover
 
     def _listen(self, ground: Groundwork, views: Views) -> MissPump | None:
         guard = ground.data_path.guard
