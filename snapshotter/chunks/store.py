@@ -256,7 +256,9 @@ class ViewStore:
         for name in presence.keys() - data.keys():
             _unlink(presence[name])
         for name in data.keys() - presence.keys():
-            if self._in_use(data[name]):
+            if not data[name].is_file():
+                log.error("%s is no view of ours; it stays", data[name])
+            elif self._in_use(data[name]):
                 log.error("%s is mounted, but what of it is here is not known", data[name])
             else:
                 _unlink(data[name])

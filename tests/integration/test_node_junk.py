@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def test_foreign_things_and_bad_records_are_passed_over(at: Node) -> None:
             (place / "foreign" / "thing").mkdir(parents=True)
             (place / "foreign.json").mkdir()
             (place / "file").write_text("foreign")
+        (root / "views" / "another" / "thing").mkdir(parents=True)
+        os.mkfifo(root / "views" / "pipe")
         at.start_again()
         assert content(case, running)
         with at.mounted(case.chain_id) as again:
