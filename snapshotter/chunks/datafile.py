@@ -22,6 +22,10 @@ class DiskError(UnavailableError):
     """The cache's own disk refuses a view's file; no source of bytes is to blame."""
 
 
+class ClosedError(FailedPreconditionError):
+    """The view was let go of under its user: whoever asks again has it opened again."""
+
+
 def padded(length: int) -> int:
     """``length`` rounded up to whole blocks: the size of the file of a view of that length."""
     return -(-length // BLOCK) * BLOCK
@@ -81,11 +85,11 @@ class DataFile:
     def use(self) -> Iterator[None]:
         """Hold the descriptors open, and translate what the disk says.
 
-        FailedPreconditionError once closed, NoSpaceError when full, DiskError otherwise.
+        ClosedError once closed, NoSpaceError when full, DiskError otherwise.
         """
         with self._idle:
             if self._closed:
-                raise FailedPreconditionError(f"{self.path} is closed")
+                raise ClosedError(f"{self.path} was closed in the meantime; ask again")
             self._users += 1
         try:
             yield

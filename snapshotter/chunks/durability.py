@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from snapshotter.chunks.bulk import BulkIo
@@ -42,6 +42,7 @@ class Durability:
         self._presence = presence
         self._bulk = bulk
         self._round = asyncio.Lock()
+        self._failures = 0
         self.doubted: set[int] = set()
         self.closed = False
         """From now on there is nothing to flush or to prove: it was done, or nobody wants it."""
@@ -54,8 +55,25 @@ class Durability:
         """How many chunks would still be here after a power failure."""
         return int.from_bytes(self._presence.durable, "little").bit_count()
 
+    @contextlib.contextmanager
+    def landing(self, first: int, count: int = 1) -> Iterator[None]:
+        """Chunks are written and marked readable in the block; any thread.
+
+        A sync that fails in between may have covered them: they are in doubt then like all others.
+        """
+        before = self._failures
+        yield
+        if self._failures != before:
+            self._doubt(range(first, first + count))
+
+    def _doubt(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.doubted.add(number)
+            self._presence.readable.clear(number)
+
     async def flush(self) -> int:
-        """Sync the data, then say so in the bitmap; how many chunks became durable.
+        """Sync the data, then say so in the bitmap; how many chunks became durable. Of a closed
+        view none.
 
         UnavailableError when the sync failed; what it covered is in doubt then, and not readable.
         """
@@ -121,11 +139,11 @@ class Durability:
                 bitmap = (believed | fresh).to_bytes(length, "little")
                 await offload(None, presence.write_durable, bitmap)
         except (UnavailableError, NoSpaceError):
-            # After a failed sync the kernel may drop the pages: only reading back tells, and
-            # until then nobody may read them.
-            for number in _numbers(fresh.to_bytes(length, "little")):
-                presence.readable.clear(number)
-                self.doubted.add(number)
+            # After a failed sync the kernel may drop the pages, also those that were written while
+            # it went on: only reading back tells, and until then nobody may read them.
+            self._failures += 1
+            landed = int.from_bytes(presence.readable.snapshot(), "little") | fresh
+            self._doubt(_numbers((landed & ~believed).to_bytes(length, "little")))
             with contextlib.suppress(OSError):
                 await offload(None, presence.mark, suspect=True)
             raise

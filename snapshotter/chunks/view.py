@@ -12,8 +12,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
+from ioengine.bitmap import Bitmap
 from snapshotter.chunks.bulk import BulkBuffer, BulkIo
-from snapshotter.chunks.datafile import DataFile, padded
+from snapshotter.chunks.datafile import ClosedError, DataFile, padded
 from snapshotter.chunks.durability import Durability, ProveReport
 from snapshotter.chunks.offload import offload
 from snapshotter.chunks.presence import Presence
@@ -61,14 +62,20 @@ class View:
         self._listeners: list[Callable[[], None]] = []
 
     @property
+    def _readable(self) -> Bitmap:
+        if self._durability.closed:
+            raise ClosedError(f"{self.digest} was closed in the meantime; ask again")
+        return self._presence.readable
+
+    @property
     def readable_bitmap(self) -> memoryview:
         """The live bitmap (shared memory) for the guard, which lets go of it before close()."""
-        return self._presence.readable.memory
+        return self._readable.memory
 
     @property
     def readable_count(self) -> int:
         """How many chunks can be read."""
-        return self._presence.readable.population()
+        return self._readable.population()
 
     @property
     def durable_count(self) -> int:
@@ -78,7 +85,7 @@ class View:
     @property
     def whole(self) -> bool:
         """Every chunk can be read."""
-        return self._presence.readable.all(0, self.chunk_count)
+        return self._readable.all(0, self.chunk_count)
 
     @property
     def complete(self) -> bool:
@@ -92,7 +99,7 @@ class View:
 
     def is_readable(self, number: int) -> bool:
         """Whether chunk ``number`` is here, verified."""
-        return self._presence.readable.get(number)
+        return self._readable.get(number)
 
     def clamp(self, extent: Extent) -> Extent:
         """The part of ``extent`` that lies inside the view."""
@@ -107,7 +114,7 @@ class View:
         numbers = self.clamp(extent).chunks(self.chunk_bytes)
         if not numbers:
             return []
-        return list(self._presence.readable.zeros(numbers.start, numbers.stop))
+        return list(self._readable.zeros(numbers.start, numbers.stop))
 
     def length_of(self, number: int) -> int:
         """Bytes of chunk ``number``."""
@@ -127,9 +134,9 @@ class View:
         if self.is_readable(number):
             return False
         self.verify(number, data)
-        with self._data.use():
+        with self._data.use(), self._durability.landing(number):
             self._data.write_buffered(number * self.chunk_bytes, data, demand=demand)
-            self._presence.readable.set(number)
+            self._readable.set(number)
         return True
 
     async def write(self, number: int, data: Bytes, *, demand: bool) -> bool:
@@ -162,13 +169,16 @@ class View:
 
     def settle(self) -> None:
         """Tell those who wait for completeness; called on the loop."""
-        if self._listeners and self.complete:
+        if self._listeners and not self._durability.closed and self.complete:
             listeners, self._listeners = self._listeners, []
             for callback in listeners:
                 callback()
 
     async def flush(self) -> int:
-        """Make durable what is readable; how many chunks that were. UnavailableError: not now."""
+        """Make durable what is readable; how many chunks that were, 0 of a closed view.
+
+        UnavailableError: not now.
+        """
         made_durable = await self._durability.flush()
         if not self._durability.closed:
             self.settle()
@@ -219,9 +229,9 @@ class View:
         length = await offload(pool, self._gather, first, run, buffer.memory)
         offset = first * self.chunk_bytes
         await self._with_room(partial(self._data.reserve, offset, length), length, demand=False)
-        with self._data.use():
+        with self._data.use(), self._durability.landing(first, len(run)):
             await self._services.bulk.write(self._data.bulk_fd, buffer, offset, length)
-            self._presence.readable.set(first, len(run))
+            self._readable.set(first, len(run))
 
     def _gather(self, first: int, run: Sequence[Bytes], memory: memoryview) -> int:
         """Verify every part and lay it out in ``memory``, zeros up to the next block."""

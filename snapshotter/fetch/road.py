@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from snapshotter.chunks.datafile import ClosedError
 from snapshotter.chunks.store import ViewStore
 from snapshotter.chunks.view import View
 from snapshotter.clock import Clock, SystemClock
@@ -142,8 +143,8 @@ class Road:
             started_s = self._clock.monotonic_s()
             try:
                 await self.ensure(view.digest, window, demand=False)
-            except UnavailableError:
-                if view.digest in self._lanes:
+            except (UnavailableError, ClosedError) as error:
+                if view.digest in self._lanes and not isinstance(error, ClosedError):
                     raise
                 return  # stopped: somebody lets go of the view
             await self._pace(started_s, missing * view.chunk_bytes, bytes_per_s)
@@ -165,6 +166,11 @@ class Road:
         if bytes_per_s:
             spent_s = self._clock.monotonic_s() - started_s
             await self._clock.sleep(max(0.0, done_bytes / bytes_per_s - spent_s))
+
+    def is_working(self, view_id: Digest) -> bool:
+        """Whether something of the view is being fetched."""
+        lane = self._lanes.get(view_id)
+        return lane is not None and bool(lane.tasks)
 
     def tally(self, view_id: Digest) -> Tally:
         """What was fetched for a view since it was first asked for; zeros if it never was."""

@@ -154,7 +154,8 @@ class Catalog:
             repositories = tuple(dict.fromkeys((*image.repositories, *known.repositories)))
             image = replace(image, names=names, repositories=repositories)
             if image == replace(known, seen_ns=image.seen_ns):
-                return known
+                await self.touch(image.manifest, image.seen_ns)
+                return image
         for other in list(self._images.values()):
             if other.manifest != image.manifest and set(other.names) & set(image.names):
                 await self._put(

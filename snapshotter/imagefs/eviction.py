@@ -60,6 +60,6 @@ class Evictor:
         yield from latest.values()
 
     def _is_needed(self, view: Digest, standing: Collection[str]) -> bool:
-        if self._views.is_open(view) or not self._views.bytes_on_disk(view):
+        if self._views.is_busy(view) or not self._views.bytes_on_disk(view):
             return True
         return any(str(blob) in standing for blob in self._catalog.layers_of_view(view))

@@ -75,8 +75,7 @@ class IdleIndexer:
 
     def start(self) -> None:
         """Begin to work, first on what an earlier daemon did not come to."""
-        left = (one for one in self._unpacked() if self._shelf.get(one[1].blob) is None)
-        self._left = list(itertools.islice(left, WAITING))
+        self._left = list(itertools.islice(self._unpacked(), WAITING))
         if self._left:
             self._awake.set()
         self._task = asyncio.create_task(self._run(), name="idle indexing")
@@ -117,13 +116,16 @@ class IdleIndexer:
             namespaces = await self._store.namespaces()
         except EmberError:
             return
-        left, self._left = self._left, []
+        left, self._left = await asyncio.to_thread(self._without_index, self._left), []
         for repository, layer in left:
             for namespace in namespaces:
                 with contextlib.suppress(EmberError):
                     await self._store.blob_size(namespace, layer.blob)
                     self._want(namespace, repository, layer)
                     break
+
+    def _without_index(self, found: list[tuple[str, Layer]]) -> list[tuple[str, Layer]]:
+        return [one for one in found if not self._shelf.path(one[1].blob).exists()]
 
     async def _step(self) -> None:
         """Index one layer that containerd has by now; drop what is done, refused or too old."""

@@ -103,7 +103,7 @@ class LayerMounts:
 
     def of_view(self, view: Digest) -> list[Mounted]:
         """The instances whose data is ``view``."""
-        return [m for m in self._mounted.values() if m.view == view]
+        return [m for m in list(self._mounted.values()) if m.view == view]
 
     def mark_suspect(self, found: Sequence[Mounted]) -> None:
         """Set instances aside: who uses them goes on, whoever comes next gets a new one."""

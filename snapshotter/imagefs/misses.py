@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ioengine.guard import Guard, Miss, Orphan
+from snapshotter.chunks.datafile import ClosedError
 from snapshotter.clock import Clock
 from snapshotter.content import CHUNK_BYTES, Digest, Extent
 from snapshotter.errors import DeadlineError, EmberError, NoSpaceError, UnavailableError
@@ -276,7 +277,7 @@ class MissPump:
                 await self._road.ensure(view, extent, demand=True, deadline_s=left_s)
             except DeadlineError:
                 raise
-            except UnavailableError:
+            except (UnavailableError, ClosedError):
                 if left_s <= STOPPED_S:
                     raise
                 await self._clock.sleep(STOPPED_S)

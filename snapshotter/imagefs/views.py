@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from ioengine import mounts
@@ -27,6 +27,7 @@ from snapshotter.errors import (
 )
 from snapshotter.fetch import Road
 from snapshotter.image.index import LayerIndex
+from snapshotter.keyed_locks import KeyedLocks
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +38,18 @@ _ALGORITHMS = {64: "sha256", 128: "sha512"}
 class StagedView:
     """A view that is being written whole (ingest.Staging over the chunk store)."""
 
-    def __init__(self, store: ViewStore, staging: Staging) -> None:
+    def __init__(
+        self, store: ViewStore, staging: Staging, sealed: Callable[[Digest], Awaitable[None]]
+    ) -> None:
         self._store = store
         self._staging = staging
+        self._sealed = sealed
         self.sink = staging.sink
 
     async def seal(self, index: LayerIndex) -> None:
-        """All of it becomes readable."""
+        """All of it becomes readable; the view stays open only if it is mounted."""
         await self._store.seal(self._staging, index.view_bytes, index.chunk_digest)
+        await self._sealed(index.diff_id)
 
     async def discard(self) -> None:
         """Throw away what was written; twice is fine."""
@@ -70,7 +75,8 @@ class Views:
         self._marked = marked
         self._find_index = find_index
         self._inodes: dict[int, Digest] = {}
-        self._guarded: set[Digest] = set()
+        self._guarded: dict[Digest, View] = {}
+        self._locks: KeyedLocks[Digest] = KeyedLocks()
 
     def path(self, view: Digest, *, guarded: bool) -> Path:
         """The view's file, through the marked mount or past it."""
@@ -93,15 +99,17 @@ class Views:
 
         UnavailableError where there is no guard and the view is not complete.
         """
+        async with self._locks.hold(index.diff_id):
+            await self._guard_held(index)
+
+    async def _guard_held(self, index: LayerIndex) -> None:
         view = await self.open(index)
-        while self._store.get(view.digest) is not view:  # let go of in between
-            view = await self.open(index)
         if self._guard is None and not view.complete:
             raise UnavailableError(
                 f"view {view.digest} is not complete, and there is no lazy data path to fill it"
                 " by: `ember doctor` says what is missing; else remove its image and pull it again"
             )
-        if self._guard is None or view.digest in self._guarded:
+        if self._guard is None or self._guarded.get(view.digest) is view:
             return
         self._guard.unignore(view.path)
         self._register(view)
@@ -112,17 +120,24 @@ class Views:
 
         A container may have outlived the mount; its first event has the view guarded again.
         """
-        opened = self._store.get(view)
-        if opened is not None and view in self._guarded:
-            self._forget(opened)
+        async with self._locks.hold(view):
+            await self._close(view)
+
+    async def _close(self, view: Digest) -> None:
+        self._forget(view)
         await self._road.stop(view)
         await self._store.release(view)
+        await self._road.stop(view)  # what was asked for while it was being closed
 
-    def _forget(self, view: View) -> None:
+    def _forget(self, view: Digest) -> bool:
+        """Have the guard let go of the view's bitmap; whether it had it."""
+        known = self._guarded.pop(view, None)
+        if known is None:
+            return False
         if self._guard is not None:
-            self._guard.unregister(view.inode)
-        self._guarded.discard(view.digest)
-        self._inodes.pop(view.inode, None)
+            self._guard.unregister(known.inode)
+        self._inodes.pop(known.inode, None)
+        return True
 
     def _register(self, view: View) -> None:
         assert self._guard is not None
@@ -133,7 +148,7 @@ class Views:
             length_bytes=view.length_bytes,
         )
         self._inodes[view.inode] = view.digest
-        self._guarded.add(view.digest)
+        self._guarded[view.digest] = view
 
     def _completed(self, view: View) -> None:
         if self._guard is None or self._store.get(view.digest) is not view:
@@ -148,7 +163,13 @@ class Views:
     async def stage(self, view: Digest, at_least_bytes: int) -> StagedView:
         """A place for a whole stream of plain bytes; what can go goes first, if need be."""
         await self._store.space.have_room(at_least_bytes)
-        return StagedView(self._store, self._store.stage(view, at_least_bytes))
+        staging = self._store.stage(view, at_least_bytes)
+        return StagedView(self._store, staging, self._close_unless_guarded)
+
+    async def _close_unless_guarded(self, view: Digest) -> None:
+        async with self._locks.hold(view):
+            if view not in self._guarded:
+                await self._close(view)
 
     async def by_inode(self, inode: int) -> Digest | None:
         """Whose file the inode is; looked up on disk if the guard was never told of it."""
@@ -184,8 +205,7 @@ class Views:
 
     def incomplete(self) -> Sequence[Digest]:
         """The guarded views that lack something."""
-        views = (self._store.get(digest) for digest in self._guarded)
-        return [view.digest for view in views if view is not None and not view.complete]
+        return [digest for digest, view in self._guarded.items() if not view.complete]
 
     async def perhaps_read(self) -> list[Digest]:
         """The incomplete views that somebody may be reading, known to the guard or not.
@@ -208,9 +228,9 @@ class Views:
                     found.append(view)
         return found
 
-    def is_open(self, view: Digest) -> bool:
-        """Whether the view is mounted, or being fetched or completed."""
-        return self._store.get(view) is not None
+    def is_busy(self, view: Digest) -> bool:
+        """Whether the view is guarded, or something of it is being fetched."""
+        return view in self._guarded or self._road.is_working(view)
 
     def here_bytes(self, view: Digest) -> int | None:
         """Plain bytes of the view that can be read; None if it is not open."""
@@ -231,18 +251,17 @@ class Views:
 
         FailedPreconditionError while an EROFS instance has it open: then nothing has changed.
         """
-        freed = self.bytes_on_disk(view)
-        opened = self._store.get(view)
-        guarded = view in self._guarded and opened is not None
-        if opened is not None and guarded:
-            self._forget(opened)
-        await self._road.stop(view)
-        try:
-            await self._store.drop(view)
-        except FailedPreconditionError:
-            if guarded:
-                await self.guard(self._index(view))
-            raise
+        async with self._locks.hold(view):
+            freed = self.bytes_on_disk(view)
+            guarded = self._forget(view)
+            await self._road.stop(view)
+            try:
+                await self._store.drop(view)
+            except FailedPreconditionError:
+                if guarded:
+                    await self._guard_held(self._index(view))
+                raise
+            await self._road.stop(view)
         return freed
 
     async def close(self) -> None:

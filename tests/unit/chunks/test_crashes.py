@@ -13,7 +13,9 @@ import pytest
 
 from ioengine.buffers import BufferPool
 from ioengine.threads import ThreadEngine
+from snapshotter.chunks.datafile import ClosedError
 from snapshotter.chunks.view import View
+from snapshotter.content import Extent
 from snapshotter.errors import UnavailableError
 from tests.fakes.engine import FaultyEngine
 from tests.unit.chunks.conftest import BOOT, CHUNK, NEXT_BOOT, VIEW, Content, Stores
@@ -128,6 +130,48 @@ async def test_a_failed_sync_puts_what_it_covered_in_doubt(tmp_path: Path) -> No
     await view.write(5, content.chunk(5), demand=True)
     await view.flush()
     assert view.complete
+    await engine.close()
+
+
+async def test_what_landed_while_a_sync_failed_is_in_doubt_too(tmp_path: Path) -> None:
+    content, engine = Content(4 * CHUNK), FaultyEngine(1)
+    store = await Stores(tmp_path / "root", engine).start()
+    view = await store.open(VIEW, len(content.data), content.digest)
+    await view.write(0, content.chunk(0), demand=True)
+    sync = engine.fdatasync
+
+    async def fail_late(fd: int) -> None:
+        await view.write(1, content.chunk(1), demand=True)
+        await view.write(2, content.chunk(2), demand=False)
+        raise UnavailableError("look at the disk")
+
+    engine.fdatasync = fail_late  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError):
+        await view.flush()
+    engine.fdatasync = sync  # type: ignore[method-assign]
+    assert [n for n in range(4) if view.is_readable(n)] == []
+    assert view.unproved() == [0, 1, 2]
+    assert await view.flush() == 0
+    await view.prove(10)
+    assert [n for n in range(4) if view.is_readable(n)] == [0, 1, 2]
+    await store.close()
+    await engine.close()
+
+
+async def test_a_view_that_was_released_is_not_touched_any_more(tmp_path: Path) -> None:
+    content, engine = Content(4 * CHUNK), FaultyEngine(1)
+    store = await Stores(tmp_path / "root", engine).start()
+    view = await store.open(VIEW, len(content.data), content.digest)
+    await view.write(0, content.chunk(0), demand=True)
+    await store.release(VIEW)
+    assert await view.flush() == 0
+    assert (await view.prove(4)).proved == 0
+    view.settle()
+    with pytest.raises(ClosedError):
+        view.missing(Extent(0, CHUNK))
+    with pytest.raises(ClosedError):
+        await view.write(1, content.chunk(1), demand=True)
+    await store.close()
     await engine.close()
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from snapshotter.chunks.presence import decode_header, encode_header
 from snapshotter.chunks.space import SpaceLimits
+from snapshotter.clock import SystemClock
 from snapshotter.content import Digest, Extent
 from snapshotter.errors import NotFoundError, UnavailableError
+from snapshotter.imagefs.misses import MissPump
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.tier import FakeTier
 from tests.unit.fetch.conftest import Bench, until
@@ -312,3 +316,19 @@ async def test_a_layer_of_zeros_does_not_come_out_all_at_once(bench: Bench) -> N
     opened = bench.store.get(view)
     assert opened is not None
     assert opened.complete
+
+
+async def test_a_read_of_a_view_that_is_let_go_of_is_served_all_the_same(bench: Bench) -> None:
+    """A container has outlived the mount: its miss comes while the view is being closed."""
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    await bench.read(view, 0, 10)
+    parts: Any = SimpleNamespace(fileno=lambda: -1)
+    pump = MissPump(parts, bench.road, parts, SystemClock(), 20.0)
+    bench.tier.gate.clear()
+    await bench.road.stop(view)
+    miss = asyncio.create_task(pump._have(view, Extent(300_000, 100)))
+    await until(lambda: bench.tier.open_reads == 1)
+    await bench.store.release(view)
+    bench.tier.gate.set()
+    assert await miss is None
+    assert await bench.read(view, 300_000, 100) == PLAIN[300_000:300_100]

@@ -21,7 +21,7 @@ class Node:
     """Catalog, views and remover in one: three layers of 100 bytes each, in two images."""
 
     standing: set[str] = field(default_factory=set)
-    open: set[Digest] = field(default_factory=set)
+    busy: set[Digest] = field(default_factory=set)
     in_use: set[Digest] = field(default_factory=set)
     evicted: list[Layer] = field(default_factory=list)
 
@@ -33,8 +33,8 @@ class Node:
     def layers_of_view(self, view: Digest) -> list[Digest]:
         return [one.blob for one in (OLD, SHARED, NEW) if one.diff_id == view]
 
-    def is_open(self, view: Digest) -> bool:
-        return view in self.open
+    def is_busy(self, view: Digest) -> bool:
+        return view in self.busy
 
     def bytes_on_disk(self, view: Digest) -> int:
         return 0 if any(one.diff_id == view for one in self.evicted) else 100
@@ -63,7 +63,7 @@ async def test_the_oldest_goes_first_and_no_more_than_is_needed() -> None:
     assert await evict(node, 1) == 0
 
 
-@pytest.mark.parametrize("reason", ["standing", "open", "in_use"])
+@pytest.mark.parametrize("reason", ["standing", "busy", "in_use"])
 async def test_what_is_used_stays(reason: str) -> None:
     node = Node()
     if reason == "standing":
