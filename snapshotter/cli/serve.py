@@ -58,6 +58,15 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
+def worth_a_line(record: logging.LogRecord) -> bool:
+    """A client that hangs up while it is answered is no fault; gRPC has a traceback for each.
+
+    The same error in a call of our own (it names what is sent "FromClient") stays.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__name__ != "ExecuteBatchError" or "FromClient" in str(error)
+
+
 def set_up_logging(config: Config) -> None:
     """Log to stderr in the configured form and level."""
     handler = logging.StreamHandler(sys.stderr)
@@ -70,6 +79,7 @@ def set_up_logging(config: Config) -> None:
     root.handlers[:] = [handler]
     root.setLevel(config.log_level.upper())
     logging.getLogger("grpc").setLevel(max(logging.INFO, root.level))
+    logging.getLogger("grpc._cython.cygrpc").addFilter(worth_a_line)
 
 
 async def _serve(config: Config, path: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import pytest
 import typer.main
 
 from snapshotter.cli.main import app
+from snapshotter.cli.serve import worth_a_line
 from tests.fakes.daemon import FakeOperations
 from tests.unit.cli.conftest import LIMIT_S, PROGRAM, ROOT, Place
 
@@ -217,3 +219,25 @@ def test_bash_completes_a_verb_and_an_option(place: Place) -> None:
         timeout=LIMIT_S,
     )
     assert (ended.stdout, ended.stderr) == ("drain\n--data\n", "")
+
+
+class ExecuteBatchError(Exception):
+    """As gRPC's, which nobody but gRPC can make."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (ExecuteBatchError("Failed: (<SendStatusFromServerOperation>,)"), False),
+        (ExecuteBatchError("Failed: (<SendMessageOperation>,)"), False),
+        (ExecuteBatchError("Failed: (<SendCloseFromClientOperation>,)"), True),
+        (ValueError("Failed"), True),
+        (None, True),
+    ],
+)
+def test_a_client_that_hangs_up_leaves_no_traceback_in_the_log(
+    error: Exception | None, kept: bool
+) -> None:
+    told = (type(error), error, None) if error is not None else None
+    record = logging.LogRecord("grpc", logging.ERROR, "server.pyx", 1, "raised", (), told)
+    assert worth_a_line(record) is kept
