@@ -81,7 +81,7 @@ async def status_document(parts: Parts) -> dict[str, Any]:
         {stored.view: stored for stored in await parts.store.stored()},
         await asyncio.to_thread(parts.shelf.glance, blobs),
         await containers(parts),
-        await asyncio.to_thread(parts.mounts.doubted),
+        await parts.mounts.doubted(),
         await _records(parts),
     )
     images = []

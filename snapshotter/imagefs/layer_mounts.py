@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -115,22 +115,26 @@ class LayerMounts:
             self._mounted[mounted.name] = mounted
             self._record(mounted)
 
-    def doubted(self) -> dict[Digest, list[str]]:
+    async def doubted(self) -> dict[Digest, list[str]]:
         """The layers of which somebody still sees a suspect instance, and these containers."""
-        found: dict[Digest, dict[str, None]] = {}
-        for mounted in self.instances():
-            for target in self._seen_by(mounted) if mounted.suspect else ():
-                found.setdefault(mounted.layer, {})[container_at(target)] = None
-        return {layer: sorted(names) for layer, names in found.items()}
+        suspects = [(m, self._names(m)) for m in self.instances() if m.suspect]
+        found: dict[Digest, set[str]] = {}
+        if suspects:
+            there = await asyncio.to_thread(mounts.mountinfo)
+            for mounted, names in suspects:
+                holders = await asyncio.to_thread(_seen, mounted, names, there)
+                if holders:
+                    found.setdefault(mounted.layer, set()).update(map(container_at, holders))
+        return {layer: sorted(users) for layer, users in found.items()}
 
     def _names(self, mounted: Mounted) -> set[Path]:
         """The paths that lead to the instance just now."""
         return {mounted.root, *self._users.get(mounted.target, ())}
 
-    def _seen_by(self, mounted: Mounted) -> Holders:
-        """Who sees a suspect instance: those noted, and whoever its names led to it since."""
-        found = standing(mounts.mountinfo(), mounted.target, self._names(mounted))
-        return still_there(mounted.holders) | noted(found)
+    async def _seen_by(self, mounted: Mounted) -> Holders:
+        """Who sees a suspect instance."""
+        there = await asyncio.to_thread(mounts.mountinfo)
+        return await asyncio.to_thread(_seen, mounted, self._names(mounted), there)
 
     async def mount(
         self, entry: StackEntry, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]
@@ -179,7 +183,7 @@ class LayerMounts:
         loop = asyncio.get_running_loop()
         left = [m for m in self.of_view(mounted.view) if m.suspect and link in self._names(m)]
         for suspect in left:
-            suspect.holders = await asyncio.to_thread(self._seen_by, suspect)
+            suspect.holders = await self._seen_by(suspect)
             self._record(suspect)
         await loop.run_in_executor(self._executor, _link, link, mounted.root)
         self._users.setdefault(mounted.target, set()).add(link)
@@ -191,7 +195,7 @@ class LayerMounts:
         """Unmount an instance that no name leads to, unless containers see it and are to know."""
         if self._users.get(mounted.target):
             return
-        if not mounted.suspect or not await asyncio.to_thread(self._seen_by, mounted):
+        if not mounted.suspect or not await self._seen_by(mounted):
             await self._detach(mounted)
 
     async def _image(
@@ -242,15 +246,16 @@ class LayerMounts:
                 async with self._lock(mounted.view):
                     await self._retire(mounted)
 
-    def stood_on(self, view: Digest) -> bool:
+    async def stood_on(self, view: Digest) -> bool:
         """Whether another mount shows an instance of ``view``: an overlay on it, or a bind.
 
         Looked for by directory; the proof that nobody has the file open is the kernel's, later.
         """
-        there = mounts.mountinfo()
+        there = await asyncio.to_thread(mounts.mountinfo)
         for mounted in self.of_view(view):
-            seen = standing(there, mounted.target, self._names(mounted))
-            if seen or still_there(mounted.holders):
+            if standing(there, mounted.target, self._names(mounted)):
+                return True
+            if await asyncio.to_thread(still_there, mounted.holders):
                 return True
         return False
 
@@ -292,6 +297,11 @@ class LayerMounts:
         mounted.target.with_name(mounted.target.name + ".json").unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             mounted.target.rmdir()
+
+
+def _seen(mounted: Mounted, names: Collection[Path], there: Sequence[mounts.Mount]) -> Holders:
+    """Who sees a suspect instance: those noted, and whoever its ``names`` led to it since."""
+    return still_there(mounted.holders) | noted(standing(there, mounted.target, names))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ file that is still open after that belongs to a running container, and stays.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
@@ -144,7 +143,7 @@ class Remover:
         if self._ingest.running(layer.blob, layer.diff_id):
             outcome.keep_in_use(layer, ", it is being indexed")
             return False
-        if await asyncio.to_thread(self._mounts.stood_on, layer.diff_id):
+        if await self._mounts.stood_on(layer.diff_id):
             outcome.keep_in_use(layer, " by a running container")
             return False
         try:

@@ -58,7 +58,7 @@ async def _suspect(
     if not doubtful:
         return
     mounts.mark_suspect(doubtful)
-    seen = mounts.doubted()
+    seen = await mounts.doubted()
     for layer in dict.fromkeys(mounted.layer for mounted in doubtful):
         users = ", ".join(seen.get(layer, ()))
         log.critical(

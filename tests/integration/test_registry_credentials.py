@@ -109,6 +109,7 @@ def test_a_password_with_colons_is_let_in_whoever_knows_it(scene: Scene, source:
         scene.lazily(case, registry)
         with scene.node.mounted(case.chain_id) as root:
             assert read_all(scene, case, root) == ["", ""]
+    assert "fork" not in scene.node.ember.log()  # of a program that was started beside calls
 
 
 def test_an_image_without_credentials_is_refused_in_words_that_say_who_was_asked(
