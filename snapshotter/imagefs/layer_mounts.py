@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from ioengine import mounts
+from ioengine.directories import TEMPORARY, write_whole
 from snapshotter.content import Digest
 from snapshotter.errors import InvalidArgumentError, UnavailableError
 from snapshotter.image.index import LayerIndex
@@ -78,7 +79,7 @@ class LayerMounts:
                     _take_down_unknown(target, links)
         for leftover in sorted(self.directory.iterdir()):
             of_known = leftover in known or leftover.with_suffix("") in known
-            if leftover.suffix == ".tmp" or not of_known:
+            if leftover.suffix == TEMPORARY or not of_known:
                 with _passed_over(leftover):
                     _sweep_away(leftover)
         for link in links:
@@ -226,9 +227,7 @@ class LayerMounts:
 
     def _record(self, mounted: Mounted) -> None:
         path = mounted.target.with_name(mounted.target.name + ".json")
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(encode(mounted), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, encode(mounted).encode(), synced=False)  # it is of this boot
 
     async def release(self, directory: Path) -> None:
         """The snapshot that linked ``directory`` is gone: unmount what only it needed."""
@@ -323,7 +322,7 @@ def _take_down_unknown(target: Path, links: Iterable[Path]) -> None:
 def _sweep_away(leftover: Path) -> None:
     if leftover.is_dir():
         leftover.rmdir()
-    elif leftover.suffix in (".json", ".tmp"):
+    elif leftover.suffix in (".json", TEMPORARY):
         leftover.unlink()
 
 

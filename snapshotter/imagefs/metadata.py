@@ -14,6 +14,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from ioengine.directories import TEMPORARY, write_whole
 from snapshotter.image.chain import adapt
 from snapshotter.image.erofs_reader import ErofsReader
 from snapshotter.image.erofs_writer import write_erofs
@@ -41,7 +42,7 @@ class MetadataImages:
     def __init__(self, directory: Path) -> None:
         """``directory`` is this daemon's alone: what a killed one was writing there goes."""
         self.directory = directory
-        for leftover in directory.glob("*.tmp"):
+        for leftover in directory.glob(f"*{TEMPORARY}"):
             leftover.unlink()
 
     def of(self, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]) -> MetadataImage:
@@ -96,14 +97,8 @@ class MetadataImages:
 
     def _write(self, key: str, image: memoryview) -> MetadataImage:
         path = self.path(key)
-        if path.exists():
-            return MetadataImage(key, path)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
-            file.write(image)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        if not path.exists():
+            write_whole(path, image, synced=True)
         return MetadataImage(key, path)
 
 

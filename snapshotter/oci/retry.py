@@ -22,15 +22,21 @@ class Patience:
     longest_pause_s: float = 5.0
 
 
+def pause_after(error: EmberError, attempt: int, first_s: float) -> float:
+    """Seconds until the next try: twice as many each time, not all clients' the same, and no fewer
+    than a busy server asked for."""
+    told_s = error.retry_after_s if isinstance(error, BusyError) else None
+    own_s: float = first_s * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+    return max(told_s or 0.0, own_s)
+
+
 async def retrying(work: Callable[[], Awaitable[T]], clock: Clock, patience: Patience) -> T:
     """The result of ``work``; its last error if it keeps failing or asks for too long a pause."""
     for attempt in range(1, patience.attempts + 1):
         try:
             return await work()
         except EmberError as error:
-            told_s = error.retry_after_s if isinstance(error, BusyError) else None
-            pause_s = patience.first_pause_s * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
-            pause_s = max(pause_s, told_s or 0.0)
+            pause_s = pause_after(error, attempt, patience.first_pause_s)
             too_long = pause_s > patience.longest_pause_s
             if not error.retryable or attempt == patience.attempts or too_long:
                 raise

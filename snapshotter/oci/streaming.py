@@ -6,15 +6,15 @@ very byte where it broke, or read past it. Whether the bytes are right the calle
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
 from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Extent
-from snapshotter.errors import BusyError, CorruptError, RangeUnsupportedError, UnavailableError
+from snapshotter.errors import CorruptError, RangeUnsupportedError, UnavailableError
 from snapshotter.oci.exchange import Response
+from snapshotter.oci.retry import pause_after
 
 _RESUMES = 5
 _RESUME_PROGRESS_BYTES = 1024 * 1024
@@ -85,11 +85,10 @@ class BlobStream:
             self._failures = 0
             self._progress_mark = self._offset
         self._failures += 1
-        told_s = error.retry_after_s if isinstance(error, BusyError) else None
-        if self._offset == 0 or self._failures > _RESUMES or (told_s or 0) > _LONGEST_PAUSE_S:
+        pause_s = pause_after(error, self._failures, _RESUME_DELAY_S)
+        if self._offset == 0 or self._failures > _RESUMES or pause_s > _LONGEST_PAUSE_S:
             raise error
-        delay_s = _RESUME_DELAY_S * 2 ** (self._failures - 1) * random.uniform(0.5, 1.5)
-        await self._clock.sleep(max(delay_s, told_s or 0))
+        await self._clock.sleep(pause_s)
 
 
 async def exactly(response: Response, length_bytes: int, what: str) -> AsyncGenerator[bytes, None]:
