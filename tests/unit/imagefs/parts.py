@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,9 +68,11 @@ class Documents:
 
 
 class Origin:
-    """A registry that lets everybody in and gives every layer, or refuses."""
+    """A registry that lets everybody in and gives every layer, or refuses; or does not answer."""
 
     def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.answers.set()
         self.error: EmberError | None = None
         self.asked = 0
         self.refused: dict[Digest, EmberError] = {}
@@ -82,6 +85,7 @@ class Origin:
 
     async def check(self, reference: str, manifest: Digest) -> None:
         self.asked += 1
+        await self.answers.wait()
         if self.error is not None:
             raise self.error
 

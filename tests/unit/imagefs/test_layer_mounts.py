@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,11 @@ import pytest
 
 from ioengine.mounts import Mount
 from snapshotter.content import Digest
+from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs import layer_mounts
 from snapshotter.imagefs.layer_mounts import LayerMounts
-from snapshotter.imagefs.metadata import MetadataImage
+from snapshotter.imagefs.metadata import MetadataImage, MetadataImages
+from snapshotter.imagefs.views import Views as RealViews
 from snapshotter.snapshots.lazy import StackEntry
 from tests.fakes.lazy import digest
 
@@ -55,16 +56,16 @@ class Kernel:
         assert self.gate.wait(10)
 
 
-@dataclass
-class Views:
+class Views(RealViews):
     """One view, never complete; who was let go of is noted."""
 
-    let_go_of: list[Digest] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.let_go_of: list[Digest] = []
 
-    async def complete(self, index: Any) -> bool:
+    async def complete(self, index: LayerIndex) -> bool:
         return False
 
-    async def guard(self, index: Any) -> None: ...
+    async def guard(self, index: LayerIndex) -> None: ...
 
     async def let_go(self, view: Digest) -> None:
         self.let_go_of.append(view)
@@ -73,24 +74,24 @@ class Views:
         return Path("/views") / view.hex
 
 
-class Metadata:
+class Metadata(MetadataImages):
     """Images without a chain, made while the gate is open."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
 
-    def of(self, index: Any, below: Any) -> MetadataImage:
+    def of(self, index: LayerIndex, below: Sequence[tuple[StackEntry, str]]) -> MetadataImage:
         assert self.gate.wait(10)
         return MetadataImage(index.layer.hex, Path("/metadata"))
 
 
-@dataclass
-class Index:
+class Index(LayerIndex):
     """As far as a mount looks at it."""
 
-    layer: Digest = field(default_factory=lambda: digest("layer"))
-    diff_id: Digest = field(default_factory=lambda: digest("view"))
+    def __init__(self, layer: str = "layer", view: str = "view") -> None:
+        self.layer = digest(layer)
+        self.diff_id = digest(view)
 
 
 class Scene:
@@ -104,8 +105,8 @@ class Scene:
         self.links = directory / "snapshots"
         self.mounts = LayerMounts(
             directory / "layers",
-            self.views,  # type: ignore[arg-type]
-            self.metadata,  # type: ignore[arg-type]
+            self.views,
+            self.metadata,
             pool,
             makers,
             directio=False,
@@ -117,7 +118,7 @@ class Scene:
         return StackEntry(number, str(number), link, self.index.layer, None, self.index.diff_id)
 
     async def mount(self, number: int) -> None:
-        await self.mounts.mount(self.entry(number), self.index, [])  # type: ignore[arg-type]
+        await self.mounts.mount(self.entry(number), self.index, [])
 
     async def cut_short(self, task: asyncio.Task[Any]) -> None:
         """Cancel a caller while the kernel is at work for it."""
@@ -169,7 +170,7 @@ async def test_no_image_that_is_being_made_holds_up_a_removal(scene: Scene) -> N
     scene.metadata.gate.clear()
     slow = []
     for number in range(2, 8):
-        index: Any = Index(digest(f"layer {number}"), digest(f"view {number}"))
+        index = Index(f"layer {number}", f"view {number}")
         slow.append(scene.mounts.mount(scene.entry(number), index, []))
     mounting = asyncio.gather(*slow)
     await asyncio.sleep(0)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from dataclasses import dataclass
 
 import pytest
 
-from ioengine.guard import Miss, Orphan
+from ioengine.guard import Guard, Miss, Orphan
 from snapshotter.content import Digest, Extent
 from snapshotter.errors import (
     DeadlineError,
@@ -18,8 +17,10 @@ from snapshotter.errors import (
     NotFoundError,
     UnavailableError,
 )
-from snapshotter.fetch.tally import Tally
+from snapshotter.fetch import Road as RealRoad
+from snapshotter.fetch import Tally
 from snapshotter.imagefs.misses import SAME_READ_S, MissPump
+from snapshotter.imagefs.views import Views as RealViews
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.lazy import digest
 
@@ -28,8 +29,8 @@ OTHER = digest("other view")
 LENGTH = 1_000_000
 
 
-class FakeGuard:
-    """A guard whose kernel is a list."""
+class FakeGuard(Guard):
+    """A guard whose kernel is a list; all that the pump asks of one is done here."""
 
     def __init__(self, *orphans: Orphan) -> None:
         self.orphans = list(orphans)
@@ -61,10 +62,10 @@ class FakeGuard:
     def allow(self, miss: Miss) -> None:
         self.answers.append((miss.token, 0))
 
-    def deny(self, miss: Miss, error: int) -> None:
+    def deny(self, miss: Miss, error: int = errno.EIO) -> None:
         self.answers.append((miss.token, error))
 
-    def settle(self, orphan: Orphan, error: int) -> None:
+    def settle(self, orphan: Orphan, error: int = 0) -> None:
         self.settled.append((orphan.entry, error))
         self.orphans = [other for other in self.orphans if other is not orphan]
 
@@ -72,7 +73,7 @@ class FakeGuard:
         os.close(self._eventfd)
 
 
-class Road:
+class Road(RealRoad):
     """Notes what is wanted; fails if it is told to."""
 
     def __init__(self) -> None:
@@ -83,24 +84,22 @@ class Road:
         self.gate.set()
 
     async def ensure(
-        self, view: Digest, extent: Extent, *, demand: bool, deadline_s: float
+        self, view_id: Digest, extent: Extent, *, demand: bool, deadline_s: float | None = None
     ) -> None:
-        (self.wanted if demand else self.ahead).append((view, extent))
+        (self.wanted if demand else self.ahead).append((view_id, extent))
         await self.gate.wait()
         if self.error is not None:
             raise self.error
 
-    def tally(self, view: Digest) -> Tally:
+    def tally(self, view_id: Digest) -> Tally:
         return Tally()
 
 
-@dataclass
-class Views:
+class Views(RealViews):
     """Two views, inodes 1 and 2."""
 
-    missing: tuple[Digest, ...] = (VIEW, OTHER)
-
-    error: Exception | None = None
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
 
     async def by_inode(self, inode: int) -> Digest | None:
         return {1: VIEW, 2: OTHER}.get(inode)
@@ -110,8 +109,8 @@ class Views:
             raise self.error
         return LENGTH
 
-    async def perhaps_read(self) -> tuple[Digest, ...]:
-        return self.missing
+    async def perhaps_read(self) -> list[Digest]:
+        return [VIEW, OTHER]
 
 
 def miss(token: int, inode: int = 1, offset: int = 4096, length: int = 8192) -> Miss:
@@ -119,7 +118,7 @@ def miss(token: int, inode: int = 1, offset: int = 4096, length: int = 8192) -> 
 
 
 def pump_of(guard: FakeGuard, road: Road, ahead_bytes: int = 0) -> MissPump:
-    return MissPump(guard, road, Views(), HandClock(), 300, ahead_bytes)  # type: ignore[arg-type]
+    return MissPump(guard, road, Views(), HandClock(), 300, ahead_bytes)
 
 
 async def settle_down() -> None:
@@ -153,7 +152,7 @@ async def test_a_miss_that_cannot_be_filled_is_denied_and_asked_again_later(
 ) -> None:
     guard, road, clock = FakeGuard(), Road(), HandClock()
     road.error = error
-    pump = MissPump(guard, road, Views(), clock, 300)  # type: ignore[arg-type]
+    pump = MissPump(guard, road, Views(), clock, 300)
     pump.start()
     await settle_down()
     guard.ask(miss(1))
@@ -170,7 +169,7 @@ async def test_a_miss_that_cannot_be_filled_is_denied_and_asked_again_later(
 async def test_parts_of_a_read_that_waited_in_vain_fail_with_it_for_a_moment() -> None:
     guard, road, clock = FakeGuard(), Road(), HandClock()
     road.error = DeadlineError("no source")
-    pump = MissPump(guard, road, Views(), clock, 300)  # type: ignore[arg-type]
+    pump = MissPump(guard, road, Views(), clock, 300)
     pump.start()
     await settle_down()
     road.gate.clear()
@@ -327,7 +326,7 @@ async def test_nothing_is_read_ahead_of_a_miss_that_failed() -> None:
 async def test_work_that_is_stopped_under_a_reader_is_taken_up_again() -> None:
     guard, road, clock = FakeGuard(), Road(), HandClock()
     road.error = UnavailableError("fetching was stopped")
-    pump = MissPump(guard, road, Views(), clock, 300)  # type: ignore[arg-type]
+    pump = MissPump(guard, road, Views(), clock, 300)
     pump.start()
     await settle_down()
     guard.ask(miss(1))
@@ -348,7 +347,7 @@ async def test_a_view_that_cannot_be_opened_fails_its_readers_and_keeps_nobody_w
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard, road = FakeGuard(Orphan(5, 1, 0, 4096, 8)), Road()
-    pump = MissPump(guard, road, Views(error=error), HandClock(), 300)  # type: ignore[arg-type]
+    pump = MissPump(guard, road, Views(error=error), HandClock(), 300)
     pump.start()
     await settle_down()
     assert guard.settled == [(5, errno.EIO)]

@@ -38,14 +38,14 @@ class HalfKnown(Views):
 class StubbornGuard(FakeGuard):
     """The kernel takes no answer for entry 1."""
 
-    def settle(self, orphan: Orphan, error: int) -> None:
+    def settle(self, orphan: Orphan, error: int = 0) -> None:
         if orphan.entry == 1:
             raise OSError(errno.ENOENT, "no such event")
         super().settle(orphan, error)
 
 
 def pump_of(guard: FakeGuard, road: Road, views: Views) -> MissPump:
-    return MissPump(guard, road, views, HandClock(), 300)  # type: ignore[arg-type]
+    return MissPump(guard, road, views, HandClock(), 300)
 
 
 async def test_all_views_that_it_may_lie_in_are_filled_at_once() -> None:

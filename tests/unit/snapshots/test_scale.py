@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
@@ -16,6 +17,7 @@ from snapshotter.snapshots.metastore import SCHEMA
 from snapshotter.snapshots.model import Kind
 from snapshotter.snapshots.snapshotter import Snapshotter, SnapshotterConfig
 
+T = TypeVar("T")
 MANY = 10_000
 CHAIN_LENGTH = 20
 LABELS = {known.SNAPSHOT_REF: "sha256:layer", known.IMAGE_REF: "registry.example/app:1"}
@@ -29,16 +31,24 @@ class WatchedDatabase(Database):
         self.statements = 0
         self.scans: list[str] = []
 
-    async def write(self, work: Work[object], **how: Any) -> object:  # type: ignore[override]
-        return await super().write(lambda c: self._watch(c, work), **how)
+    async def write(
+        self,
+        work: Work[T],
+        *,
+        frees_space: bool = False,
+        first: Callable[[], object] | None = None,
+    ) -> T:
+        return await super().write(
+            lambda c: self._watch(c, work), frees_space=frees_space, first=first
+        )
 
-    def look(self, work: Work[object]) -> object:  # type: ignore[override]
+    def look(self, work: Work[T]) -> T:
         return super().look(lambda c: self._watch(c, work))
 
-    async def read(self, work: Work[object]) -> object:  # type: ignore[override]
+    async def read(self, work: Work[T]) -> T:
         return await super().read(lambda c: self._watch(c, work))
 
-    def _watch(self, connection: sqlite3.Connection, work: Work[object]) -> object:
+    def _watch(self, connection: sqlite3.Connection, work: Work[T]) -> T:
         seen: list[str] = []
         connection.set_trace_callback(seen.append)
         try:

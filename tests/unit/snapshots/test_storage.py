@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
@@ -18,6 +19,7 @@ from snapshotter.snapshots.metastore import SCHEMA
 from snapshotter.snapshots.model import Kind
 from snapshotter.snapshots.snapshotter import Snapshotter, SnapshotterConfig
 
+T = TypeVar("T")
 REF = "containerd.io/snapshot.ref"
 CONFIG = SnapshotterConfig(overlay_options=())
 
@@ -142,10 +144,16 @@ class FullDatabase(Database):
 
     full = True
 
-    async def write(self, work: Work[object], **how: Any) -> object:  # type: ignore[override]
+    async def write(
+        self,
+        work: Work[T],
+        *,
+        frees_space: bool = False,
+        first: Callable[[], object] | None = None,
+    ) -> T:
         if self.full:
             raise NoSpaceError("no room on the file system")
-        return await super().write(work, **how)
+        return await super().write(work, frees_space=frees_space, first=first)
 
 
 async def test_remove_on_a_full_disk_does_not_end_containerds_collection(tmp_path: Path) -> None:
