@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 from tests.treecheck import Row, Rows
 
@@ -17,15 +18,15 @@ class LayerCase:
     rows: Rows
 
 
-def is_file(data: bytes, **fields: object) -> Row:
+def is_file(data: bytes, **fields: Any) -> Row:
     """A file of this content."""
     digest = hashlib.sha256(data).hexdigest()
-    return Row("file", size=len(data), sha256=digest, **fields)  # type: ignore[arg-type]
+    return Row("file", size=len(data), sha256=digest, **fields)
 
 
-def is_dir(mode: int = 0o755, uid: int = 0, gid: int = 0, **fields: object) -> Row:
+def is_dir(mode: int = 0o755, uid: int = 0, gid: int = 0, **fields: Any) -> Row:
     """A directory with these attributes."""
-    return Row("dir", mode, uid, gid, **fields)  # type: ignore[arg-type]
+    return Row("dir", mode, uid, gid, **fields)
 
 
 def is_link(target: str) -> Row:

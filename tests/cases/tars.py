@@ -6,6 +6,7 @@ Each function returns whole 512-byte blocks; a layer is their concatenation and 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 MTIME = 1_700_000_000
 END = bytes(1024)
@@ -76,24 +77,24 @@ def pax(records: Records, type: bytes = b"x") -> bytes:
     return special(type, b"".join(record(key, value) for key, value in records))
 
 
-def file(name: bytes, data: bytes = b"", **fields: object) -> bytes:
+def file(name: bytes, data: bytes = b"", **fields: Any) -> bytes:
     """A regular file."""
-    return header(name, size=len(data), **fields) + padded(data)  # type: ignore[arg-type]
+    return header(name, size=len(data), **fields) + padded(data)
 
 
-def directory(name: bytes, mode: int = 0o755, **fields: object) -> bytes:
+def directory(name: bytes, mode: int = 0o755, **fields: Any) -> bytes:
     """A directory."""
-    return header(name, type=b"5", mode=mode, **fields)  # type: ignore[arg-type]
+    return header(name, type=b"5", mode=mode, **fields)
 
 
-def symlink(name: bytes, target: bytes, **fields: object) -> bytes:
+def symlink(name: bytes, target: bytes, **fields: Any) -> bytes:
     """A symbolic link."""
-    return header(name, type=b"2", mode=0o777, link=target, **fields)  # type: ignore[arg-type]
+    return header(name, type=b"2", mode=0o777, link=target, **fields)
 
 
-def hardlink(name: bytes, target: bytes, **fields: object) -> bytes:
+def hardlink(name: bytes, target: bytes, **fields: Any) -> bytes:
     """A hard link."""
-    return header(name, type=b"1", link=target, **fields)  # type: ignore[arg-type]
+    return header(name, type=b"1", link=target, **fields)
 
 
 def layer(*parts: bytes) -> bytes:

@@ -79,8 +79,8 @@ class Bed:
         self.children: list[subprocess.Popen[bytes]] = []
         self.guards: list[Guard] = []
 
-    def guard(self, **options: float) -> Guard:
-        guard = Guard.open(self.keeper, self.guarded, **options)  # type: ignore[arg-type]
+    def guard(self) -> Guard:
+        guard = Guard.open(self.keeper, self.guarded)
         self.guards.append(guard)
         return guard
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,7 @@ def test_a_layer_that_two_images_share_is_indexed_once_for_both(overlay: Node) -
         case.push(overlay.bed.registry)
         overlay.pull(case.reference)
         assert not overlay.image(case.reference)["lazy"]
-        assert overlay.until(lambda case=case: is_indexed(overlay, case))  # type: ignore[misc]
+        assert overlay.until(partial(is_indexed, overlay, case))
         assert differences(overlay, case) == []
 
 

@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 import typer.main
+from typer.core import TyperGroup
 
 from snapshotter.cli.main import app
 from snapshotter.cli.serve import worth_a_line
@@ -21,7 +22,9 @@ TAKEN_S = 30
 
 
 def test_the_verbs_are_these() -> None:
-    assert list(typer.main.get_command(app).commands) == VERBS  # type: ignore[attr-defined]
+    command = typer.main.get_command(app)
+    assert isinstance(command, TyperGroup)
+    assert list(command.commands) == VERBS
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,7 @@ class Bench:
         clock: Clock | None = None,
         space: SpaceLimits | None = None,
         wrap: Callable[[FakeTier], Tier] | None = None,
-        **changes: object,
+        **changes: Any,
     ) -> Road:
         space = space or SpaceLimits(ballast_bytes=0, keep_free_bytes=0)
         config = StoreConfig(self.root, chunk_bytes=SMALL.chunk_bytes, space=space)
@@ -94,7 +95,7 @@ class Bench:
             self.store,
             self.layers,
             tiers,
-            limits=replace(limits, **changes),  # type: ignore[arg-type]
+            limits=replace(limits, **changes),
             clock=clock,
             metrics=self.metrics,
             chance=random.Random(1),
