@@ -33,7 +33,7 @@ from snapshotter.imagefs.views import Views
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.forgotten import Forgotten
-from snapshotter.rpc.image_records import Record, every_record
+from snapshotter.rpc.image_records import every_record
 from snapshotter.rpc.leases import PullLeases
 
 
@@ -70,7 +70,7 @@ class _Seen:
     indexes: dict[Digest, Glance]
     running: dict[str, list[str]]
     suspect: dict[Digest, list[str]]
-    held: list[Record] | None
+    held: dict[str, set[str]] | None
 
 
 async def status_document(parts: Parts) -> dict[str, Any]:
@@ -82,7 +82,7 @@ async def status_document(parts: Parts) -> dict[str, Any]:
         await asyncio.to_thread(parts.shelf.glance, blobs),
         await containers(parts),
         await parts.mounts.doubted(),
-        await _records(parts),
+        await _held(parts),
     )
     images = []
     for image in list(parts.catalog.images()):
@@ -156,10 +156,14 @@ def _brought(parts: Parts, view: Digest) -> Counter[str]:
     return brought
 
 
-async def _records(parts: Parts) -> list[Record] | None:
-    """containerd's images; None if it does not answer."""
+async def _held(parts: Parts) -> dict[str, set[str]] | None:
+    """By name and by digest, the namespaces that hold an image; None if containerd is silent."""
+    found: dict[str, set[str]] = {}
     with contextlib.suppress(EmberError):
-        return await every_record(parts.containerd)
+        for record in await every_record(parts.containerd):
+            for key in (record.name, record.target):
+                found.setdefault(key, set()).add(record.namespace)
+        return found
     return None
 
 
@@ -206,12 +210,11 @@ def _reason(image: Image, layers: list[dict[str, Any]]) -> str:
     return image.reason
 
 
-def _namespaces(image: Image, held: list[Record] | None) -> list[str] | None:
+def _namespaces(image: Image, held: dict[str, set[str]] | None) -> list[str] | None:
     """Where containerd has the image."""
     if held is None:
         return None
-    own = {str(image.manifest)}
-    return sorted({r.namespace for r in held if r.name in image.names or r.target in own})
+    return sorted({n for key in (*image.names, str(image.manifest)) for n in held.get(key, ())})
 
 
 def _layer(parts: Parts, layer: Layer, seen: _Seen) -> dict[str, Any]:
