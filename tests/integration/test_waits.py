@@ -176,3 +176,16 @@ def test_a_drain_says_why_it_does_not_get_on_and_ends_when_the_registry_is_back(
         assert [each.views_left for each in draining][-1] == 0
     at.containerd.remove_image(case.reference)
     assert left_behind(at, case.reference) == []
+
+
+def test_what_was_brought_of_a_removed_image_is_not_counted_to_its_next_pull(at: Node) -> None:
+    case = noisy("counted anew", size=200_000)
+    case.push(at.bed.registry)
+    for _ in range(2):
+        at.pull(case.reference)
+        assert see(at, case) == ""
+        layers = at.image(case.reference)["layers"]
+        brought = [layer["tiers"]["registry"] for layer in layers]
+        assert brought == [layer["size_bytes"] for layer in layers]
+        at.containerd.remove_image(case.reference)
+        assert left_behind(at, case.reference) == []
