@@ -102,6 +102,7 @@ def _endpoint(address: str) -> str:
 
 
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
+SomeBytes = Annotated[Bytes, Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0, allow_inf_nan=False)]
 SomeSeconds = Annotated[Seconds, Field(gt=0)]
 
@@ -125,7 +126,7 @@ class FirstPull(Section):
 
     mode: Literal["auto", "stream", "overlay"] = "auto"
     budget: Seconds = 60.0
-    assumed_rate: Bytes = 12_500_000
+    assumed_rate: SomeBytes = 12_500_000
     parallel_layers: Annotated[int, Field(ge=1, le=64)] = 4
     index_when_idle: StrictBool = True
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -36,6 +37,8 @@ from snapshotter.rpc.control import DrainState, PullEvent, Removal
 from snapshotter.rpc.image_records import Record, choose, delete, every_record
 from snapshotter.rpc.pull import Puller, PullStep
 from snapshotter.status import Parts, containers, status_document
+
+log = logging.getLogger(__name__)
 
 DRAIN_REPORT_S = 1.0
 DRAIN_VIEWS = 4
@@ -251,8 +254,7 @@ class DaemonOperations:
     def _incomplete(self) -> list[Digest]:
         found: dict[Digest, None] = {}
         for mounted in self._parts.mounts.instances():
-            view = self._parts.store.get(mounted.view)
-            if view is None or not view.complete:
+            if mounted.guarded and self._parts.store.get(mounted.view) is None:
                 found[mounted.view] = None
         found.update(dict.fromkeys(self._parts.views.incomplete()))
         return list(found)
@@ -285,6 +287,9 @@ class DaemonOperations:
                     await self._parts.road.complete(digest)
                 except EmberError as error:
                     complain(f"{self._view(digest)}: {error}")
+                except Exception as error:
+                    log.exception("draining %s failed", digest)
+                    complain(f"{self._view(digest)}: {type(error).__name__}, see the log")
 
         async with asyncio.TaskGroup() as group:
             for digest in self._incomplete():

@@ -30,6 +30,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 QUIET_S = 60.0
 """A disk that stays full is said so once in so long; each read that fails has its own line."""
 
+BARREN_S = 1.0
+"""Where nothing could be evicted just now, nobody looks again for so long."""
+
 Evict = Callable[[int], Awaitable[int]]
 """Free at least so many bytes, if possible; answers how many became free."""
 
@@ -68,6 +71,7 @@ class Space:
         self._releasing: asyncio.Task[int] | None = None
         self._ballast_lock = threading.Lock()
         self._complained_s = -QUIET_S
+        self._barren_until_s = 0.0
 
     def evict_with(self, evict: Evict) -> None:
         """Ask ``evict`` for room from now on."""
@@ -114,9 +118,8 @@ class Space:
 
     async def have_room(self, length: int) -> None:
         """Evict as much as background work of ``length`` bytes needs; it may still not fit."""
-        lacking = self._limits.keep_free_bytes + length - self.free_bytes()
-        if lacking > 0:
-            await self._evict_once(lacking)
+        if self._limits.keep_free_bytes + length > self.free_bytes():
+            await self._evict_once(length)
 
     async def make_room(self, length: int, *, demand: bool) -> bool:
         """Evict, and for a waiting reader shorten the ballast; False: nothing more can go."""
@@ -183,7 +186,10 @@ class Space:
     async def _evict_once(self, length: int) -> int:
         """One eviction at a time; whoever asks meanwhile waits for that one."""
         if self._evicting is None:
-            self._evicting = asyncio.create_task(self._run_evict(length))
+            if time.monotonic() < self._barren_until_s:
+                return 0
+            lacking = self._limits.keep_free_bytes + length - self.free_bytes()
+            self._evicting = asyncio.create_task(self._run_evict(max(length, lacking)))
         return await asyncio.shield(self._evicting)
 
     async def _release_once(self, length: int) -> int:
@@ -196,7 +202,10 @@ class Space:
     async def _run_evict(self, length: int) -> int:
         try:
             async with asyncio.timeout(self._limits.evict_timeout_s):
-                return await self._evict(length)
+                freed = await self._evict(length)
+                if not freed:
+                    self._barren_until_s = time.monotonic() + BARREN_S
+                return freed
         except TimeoutError:
             log.warning("evicting from %s took too long, going on without", self._root)
             return 0

@@ -114,14 +114,17 @@ class Departures:
                 for image in reversed(self._catalog.images())
                 if not image.leaving and set(image.names).isdisjoint(held)
             ]
-            surplus = len(self._catalog.images()) - self._images_kept
-            for image in oldest_first[: min(surplus, AT_ONCE)]:
-                outcome = await self._remover.remove(image, data_only=False)
-                if outcome.in_use:
-                    await self._catalog.touch(image.manifest, self._clock.wall_ns())
-                else:
-                    self._gone(image.manifest)
+            surplus = max(0, len(self._catalog.images()) - self._images_kept)
         except EmberError as error:
             log.warning("images that nobody has any more are not forgotten yet: %s", error)
-        except Exception:
-            log.exception("forgetting images that nobody has any more failed; tried again")
+            return
+        for image in oldest_first[: min(surplus, AT_ONCE)]:
+            try:
+                gone = not (await self._remover.remove(image, data_only=False)).in_use
+            except Exception:
+                log.exception("forgetting %s failed; others come first now", image.manifest)
+                gone = False
+            if gone:
+                self._gone(image.manifest)
+            else:
+                await self._catalog.touch(image.manifest, self._clock.wall_ns())

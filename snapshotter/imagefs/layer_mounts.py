@@ -284,7 +284,8 @@ class LayerMounts:
             return
         del self._mounted[mounted.name]
         if not self.of_view(mounted.view):
-            await self._views.let_go(mounted.view)
+            # Ends what is fetched, and syncs: nobody who removes a snapshot need wait for that.
+            self._work.begin(self._views.let_go(mounted.view))
 
     def _take_down(self, mounted: Mounted, links: set[Path]) -> None:
         """The links go first: a mount that comes too late fails, and sees no empty directory."""

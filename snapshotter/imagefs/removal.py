@@ -92,8 +92,10 @@ class Remover:
 
     async def _remove(self, image: Image, *, data_only: bool, keep_indexes: bool) -> Outcome:
         outcome = Outcome()
-        standing = () if data_only else await self._standing()
+        standing: Collection[str] = ()
         for layer in dict.fromkeys(image.layers):
+            if not data_only:  # a pull may have come meanwhile
+                standing = await self._standing()
             sharers = self._sharers(image, layer)
             if sharers:
                 outcome.kept.append(f"layer {layer.blob}: {sharers[0]} has it too")
@@ -117,6 +119,10 @@ class Remover:
                 " `ember rm` again takes them too"
             )
         elif not data_only and not outcome.in_use:
+            now = self._catalog.image(image.manifest)
+            if now is not None and now.seen_ns != image.seen_ns:
+                outcome.kept.append(f"image {image.manifest}: it is being pulled again")
+                return outcome
             await self._catalog.forget(image.manifest)
             outcome.removed.append(f"image {image.manifest}")
         return outcome

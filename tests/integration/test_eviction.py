@@ -27,6 +27,8 @@ def test_a_pull_to_a_full_disk_takes_the_room_of_what_containerd_has_removed(
             at.shown(case.chain_id)
         at.containerd.ctr("images", "rm", "--sync", old.reference)
         at.containerd.collect_garbage()
+        listing = ("snapshots", "--snapshotter", "ember", "ls")
+        assert at.until(lambda: old.chain_id not in at.containerd.ctr(*listing))
         before = at.image(old.reference)
         assert before["here_bytes"] == before["plain_bytes"]
         assert at.pull(new.reference).lazy_layers == 2
