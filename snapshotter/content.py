@@ -6,7 +6,9 @@ its diffID), so two blobs that unpack to the same bytes share one view.
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -75,3 +77,15 @@ class BlobRef:
     repository: str
     digest: Digest
     size_bytes: int
+
+
+def chain_ids(diff_ids: Sequence[Digest]) -> list[Digest]:
+    """The chain ID of each layer (image-spec, config.md, "Layer ChainID")."""
+    chain: list[Digest] = []
+    for diff_id in diff_ids:
+        if not chain:
+            chain.append(diff_id)
+            continue
+        joined = f"{chain[-1]} {diff_id}".encode()
+        chain.append(Digest("sha256", hashlib.sha256(joined).hexdigest()))
+    return chain

@@ -18,7 +18,7 @@ from collections.abc import (
 )
 from typing import Any
 
-from snapshotter.content import Digest
+from snapshotter.content import Digest, chain_ids
 from snapshotter.errors import (
     EmberError,
     FailedPreconditionError,
@@ -27,7 +27,6 @@ from snapshotter.errors import (
 )
 from snapshotter.imagefs.catalog import Image, Layer
 from snapshotter.imagefs.decision import ImageDocument
-from snapshotter.imagefs.documents import chain_ids
 from snapshotter.oci.platform import Platform, host_platform
 from snapshotter.oci.reference import parse_reference
 from snapshotter.oci.resolver import ResolvedImage

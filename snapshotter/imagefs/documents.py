@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from snapshotter.content import Digest
+from snapshotter.content import Digest, chain_ids
 from snapshotter.errors import CorruptError, EmberError, RefusedError
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.decision import ImageDocument
@@ -35,18 +35,6 @@ class Registry(Protocol):
     async def manifest_bytes(self, reference: str, digest: Digest) -> bytes: ...
 
     async def config_bytes(self, reference: str, digest: Digest, size_bytes: int) -> bytes: ...
-
-
-def chain_ids(diff_ids: Sequence[Digest]) -> list[Digest]:
-    """The chain ID of each layer (image-spec, config.md, "Layer ChainID")."""
-    chain: list[Digest] = []
-    for diff_id in diff_ids:
-        if not chain:
-            chain.append(diff_id)
-            continue
-        joined = f"{chain[-1]} {diff_id}".encode()
-        chain.append(Digest("sha256", hashlib.sha256(joined).hexdigest()))
-    return chain
 
 
 class ContainerdDocuments:

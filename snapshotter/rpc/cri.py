@@ -15,9 +15,8 @@ from pathlib import Path
 
 import grpc
 
-from snapshotter.content import Digest
+from snapshotter.content import Digest, chain_ids
 from snapshotter.errors import EmberError
-from snapshotter.imagefs.documents import chain_ids
 from snapshotter.oci.credentials import Login
 from snapshotter.oci.resolver import ResolvedImage
 from snapshotter.rpc.containerd import Containerd

@@ -16,13 +16,12 @@ from typing import Protocol
 
 import grpc
 
-from snapshotter.content import BlobRef, Digest
+from snapshotter.content import BlobRef, Digest, chain_ids
 from snapshotter.errors import (
     AlreadyExistsError,
     CorruptError,
     NotFoundError,
 )
-from snapshotter.imagefs.documents import chain_ids
 from snapshotter.oci.documents import OCI_CONFIG
 from snapshotter.oci.resolver import ResolvedImage
 from snapshotter.rpc.blob_writer import Descriptor, metadata_for

@@ -11,9 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from snapshotter.content import Digest
+from snapshotter.content import Digest, chain_ids
 from snapshotter.errors import EmberError, NotFoundError, UnavailableError
-from snapshotter.imagefs.documents import chain_ids
 from snapshotter.oci.credentials import Credential, Login
 from snapshotter.oci.platform import Platform
 from snapshotter.oci.reference import parse_reference
