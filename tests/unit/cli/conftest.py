@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -42,27 +43,30 @@ class Place:
             app, list(words), env=self.environment | environment, prog_name="ember"
         )
 
+    @contextlib.contextmanager
     def popen(
         self, *words: str, stdout: int = subprocess.PIPE, environment: Mapping[str, str] = NOTHING
-    ) -> subprocess.Popen[str]:
+    ) -> Iterator[subprocess.Popen[str]]:
+        """A process that runs for the length of a block and no longer, whatever fails in there."""
         own = self.environment | {"PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(
+        with subprocess.Popen(
             [*PROGRAM, *words],
             env={**os.environ, **own, **environment},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
-        )
+        ) as running:
+            try:
+                yield running
+            finally:
+                running.kill()
 
     def process(
         self, *words: str, stdout: int = subprocess.PIPE, environment: Mapping[str, str] = NOTHING
     ) -> subprocess.CompletedProcess[str]:
         with self.popen(*words, stdout=stdout, environment=environment) as running:
-            try:
-                out, err = running.communicate(timeout=LIMIT_S)
-            finally:
-                running.kill()
+            out, err = running.communicate(timeout=LIMIT_S)
         return subprocess.CompletedProcess(words, running.returncode, out or "", err or "")
 
 

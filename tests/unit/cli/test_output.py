@@ -202,7 +202,7 @@ def on_a_terminal(place: Place, *words: str, columns: int, **environment: str) -
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     sized = {"COLUMNS": str(columns), "TERM": "xterm-256color", **environment}
-    with place.popen(*words, stdout=theirs, environment=sized) as running:
+    with place.popen(*words, stdout=theirs, environment=sized):
         os.close(theirs)
         shown = b""
         try:
@@ -212,7 +212,6 @@ def on_a_terminal(place: Place, *words: str, columns: int, **environment: str) -
             pass  # a terminal whose other end is closed
         finally:
             os.close(ours)
-            running.kill()
     return shown.decode().replace("\r\n", "\n")
 
 
