@@ -242,6 +242,11 @@ async def test_what_an_earlier_daemon_did_not_come_to_is_taken_up(scene: Scene) 
     await scene.poll(3)
     assert scene.read == []
     scene.down = False
-    await scene.poll(3)
+    for _ in range(100):
+        if scene.read:
+            break
+        await scene.poll()
+        await asyncio.to_thread(int)  # a thread looks which indexes are here
+    await scene.settled()
     assert scene.read == [here.blob]
     assert scene.shelf.get(here.blob) is not None
