@@ -241,7 +241,8 @@ class LayerIndexer:
         if stream.out_offset > min(allowed, limits.max_view_bytes):
             raise RefusedError(
                 f"{stream.in_offset} stored bytes unpack to more than {stream.out_offset - 1}: "
-                "taken for a decompression bomb (limits of the configuration: size and ratio)"
+                f"taken for a decompression bomb (more than {limits.max_ratio} times its size, or "
+                f"than {limits.max_view_bytes} bytes)"
             )
 
     def _pass_block(self, end: int) -> None:
