@@ -111,7 +111,10 @@ def server_matches(server: str, registry: str) -> bool:
 
     ``https://index.docker.io/v1/``, ``index.docker.io`` and ``registry-1.docker.io`` are the Hub.
     """
-    authority = urlsplit(server if "//" in server else f"//{server}").netloc.lower()
+    try:
+        authority = urlsplit(server if "//" in server else f"//{server}").netloc.lower()
+    except ValueError:  # not an address at all
+        return False
     hub = (DOCKER_HUB, f"index.{DOCKER_HUB}", DOCKER_HUB_HOST)
     return authority == registry.lower() or (authority in hub and registry in hub)
 

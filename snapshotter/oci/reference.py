@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from ipaddress import IPv6Address
+from urllib.parse import urlsplit
 
 from snapshotter.content import Digest
 from snapshotter.errors import InvalidArgumentError
@@ -82,6 +84,19 @@ def parse_reference(text: str) -> Reference:
     return Reference(registry, repository, tag, digest)
 
 
+def _is_registry(text: str) -> bool:
+    """Whether ``text`` is ``host[:port]``, with a port that there is and an address that is one."""
+    if not _REGISTRY.fullmatch(text):
+        return False
+    try:
+        parts = urlsplit(f"//{text}")
+        if text.startswith("["):
+            IPv6Address(parts.hostname or "")
+        return parts.port != 0
+    except ValueError:
+        return False
+
+
 def split_name(name: str) -> tuple[str, str]:
     """Split ``[registry/]repository`` and check both parts.
 
@@ -97,7 +112,7 @@ def split_name(name: str) -> tuple[str, str]:
         registry = DOCKER_HUB
     if registry == DOCKER_HUB and "/" not in repository:
         repository = f"library/{repository}"
-    if not _REGISTRY.fullmatch(registry):
+    if not _is_registry(registry):
         raise InvalidArgumentError(f"image name {name[:300]!r}: bad registry {registry[:260]!r}")
     if not _REPOSITORY.fullmatch(repository):
         raise InvalidArgumentError(

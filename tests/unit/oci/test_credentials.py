@@ -85,6 +85,9 @@ async def test_a_credential_for_another_server_is_not_kept() -> None:
         ("https://registry.example:5000", "registry.example:5000", True),
         ("registry.example", "registry.example:5000", False),
         ("http://REGISTRY.example/v2", "registry.example", True),
+        ("https://[bad", "registry.example", False),
+        ("a]b", "registry.example", False),
+        ("http://ex\u2100mple/", "registry.example", False),
     ],
 )
 def test_a_server_address_means_its_registry(server: str, registry: str, same: bool) -> None:

@@ -48,6 +48,10 @@ def test_the_digest_wins_over_the_tag() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "registry.example:99999/app",
+        "registry.example:0/app",
+        "[:::::]:5000/app",
+        "[1]/app",
         "",
         "/",
         "a" * 64,
