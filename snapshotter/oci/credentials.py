@@ -16,6 +16,7 @@ from snapshotter.errors import EmberError, InvalidArgumentError
 from snapshotter.oci.hosts import DOCKER_HUB_HOST
 from snapshotter.oci.reference import DOCKER_HUB, parse_reference
 
+_LONGEST = 64 * 1024
 _MEMORY_LIMIT = 4096
 _PER_IMAGE_LIMIT = 4
 
@@ -33,6 +34,12 @@ class Credential:
     @property
     def is_empty(self) -> bool:
         return not (self.registry_token or self.identity_token or (self.username and self.password))
+
+    @property
+    def length(self) -> int:
+        """Characters of all of it."""
+        words = (self.username, self.password, self.identity_token, self.registry_token)
+        return sum(map(len, words))
 
     def __repr__(self) -> str:
         return "Credential(hidden)"
@@ -137,14 +144,15 @@ class MemoryCredentials:
         return self._name
 
     def put(self, image_ref: str, credential: Credential, server_address: str = "") -> bool:
-        """Remember ``credential`` for an image; False if it is empty or for another server.
+        """Remember ``credential`` for an image; False if it is empty, for another server, or longer
+        than any registry would take in a header.
 
         Raises InvalidArgumentError if ``image_ref`` is no reference.
         """
         reference = parse_reference(image_ref)
         if server_address and not server_matches(server_address, reference.registry):
             return False
-        if credential.is_empty:
+        if credential.is_empty or credential.length > _LONGEST:
             return False
         key = str(reference)
         kept = [known for known in self._of(key) if known != credential]

@@ -101,6 +101,8 @@ def load_hosts(roots: Sequence[Path], registry: str, *, plain_http: bool = False
         return [default_host(registry, plain_http=plain_http, tls=_docker_certificates(directory))]
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply") from None
     return parse_hosts(document, path, registry, plain_http=plain_http)
 
 
@@ -156,11 +158,15 @@ def _split(url: str, where: str) -> SplitResult:
         parts.port  # noqa: B018  raises ValueError if it is not a number
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not _is_host(parts):
         raise ConfigError(f"{where}: not an http or https URL")
     if parts.username is not None or parts.query or parts.fragment:
         raise ConfigError(f"{where}: a URL with user, query or fragment; use 'header' for secrets")
     return parts
+
+
+def _is_host(parts: SplitResult) -> bool:
+    return bool(parts.hostname) and not any(c.isspace() or c in "%\\" for c in parts.netloc)
 
 
 def _capabilities(value: Any, where: str) -> frozenset[str]:

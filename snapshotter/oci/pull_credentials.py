@@ -49,7 +49,7 @@ class PullCredentials(MemoryCredentials):
         if data:
             try:
                 self._know(json.loads(data))
-            except (ValueError, TypeError, KeyError, InvalidArgumentError):
+            except (ValueError, TypeError, LookupError, RecursionError, InvalidArgumentError):
                 log.error("what an earlier daemon kept of pull secrets can't be read; not used")
         self._slate = slate
         self._save()
@@ -92,6 +92,8 @@ class PullCredentials(MemoryCredentials):
             raise ValueError(document["version"])
         for image_ref, credentials in document["pulls"]:
             for credential in credentials:
+                if not all(isinstance(word, str) for word in (image_ref, *credential)):
+                    raise TypeError("words were expected")
                 super().put(image_ref, Credential(**dict(zip(_KEYS, credential, strict=True))))
         for image_id, refs in document["ids"]:
             self._refs_by_id[str(image_id)] = [str(ref) for ref in refs]

@@ -74,8 +74,26 @@ async def test_the_latest_are_kept_when_not_all_fit(caplog: pytest.LogCaptureFix
     assert "secret-" not in caplog.text
 
 
+async def test_a_secret_longer_than_any_header_costs_nobody_else_theirs() -> None:
+    kept = memory(1 << 20)
+    first = started(kept)
+    first.put(IMAGE, PAIR)
+    assert not first.put("registry.example/huge/app", Credential("user", "x" * 900_000))
+    assert len(started(kept)) == 1
+
+
 @pytest.mark.parametrize(
-    "found", [b"\xff", b"[]", b"{}", b'{"version":2}', b'{"version":1,"pulls":[[1,2]],"ids":[]}']
+    "found",
+    [
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"version":2}',
+        b'{"version":1,"pulls":[[1,2]],"ids":[]}',
+        b'{"version":1,"pulls":[[1,[["u","p","",""]]]],"ids":[]}',
+        b'{"version":1,"pulls":[["r.example/a",[[1,2,3,4]]]],"ids":[]}',
+        b"[" * 60_000,
+    ],
 )
 async def test_what_cannot_be_read_is_no_reason_not_to_start(found: bytes) -> None:
     kept = memory()
