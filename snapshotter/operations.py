@@ -290,6 +290,8 @@ class DaemonOperations:
                     log.exception("draining %s failed", digest)
                     complain(f"{self._view(digest)}: {type(error).__name__}, see the log")
 
+        await self._parts.mounts.let_go_of_strays()
+        elsewhere = await self._parts.views.perhaps_read()
         async with asyncio.TaskGroup() as group:
-            for digest in self._incomplete():
+            for digest in dict.fromkeys((*self._incomplete(), *elsewhere)):
                 group.create_task(complete(digest))

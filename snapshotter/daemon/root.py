@@ -143,6 +143,8 @@ class Daemon:
         )
         await opening.serve_cri(self._config, pulls, self._undo)
         await self._serve(ground.database, layers, layer_mounts.sweep, operations)
+        keeping_up = asyncio.create_task(layer_mounts.keep_up(), name="strays")
+        self._undo.later(keeping_up.cancel)
         self._let_go(ground, remover, decider, layers)
         # Whoever waits for a first pull is told first: calls that wait would hold up the stop.
         self._undo.later(ingest.close)

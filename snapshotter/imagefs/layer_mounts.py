@@ -31,6 +31,8 @@ from snapshotter.unbroken import Unbroken
 
 log = logging.getLogger(__name__)
 
+STRAYS_S = 300.0
+
 
 class LayerMounts:
     """All EROFS instances of this node. Life story: ``restore`` once, then mount and release."""
@@ -158,7 +160,7 @@ class LayerMounts:
             mounted = self._mounted.get(instance)
             if mounted is not None and not mounts.is_mount_point(mounted.target):
                 log.warning("%s was unmounted by somebody else; mounted again", mounted.target)
-                await self._detach(mounted)
+                await self._detach(mounted, let_go=False)
                 mounted = None
             if mounted is None:
                 guarded = not await self._views.complete(index)
@@ -272,7 +274,21 @@ class LayerMounts:
     def _lock(self, view: Digest) -> contextlib.AbstractAsyncContextManager[None]:
         return self._locks.hold(view)
 
-    async def _detach(self, mounted: Mounted) -> None:
+    async def keep_up(self) -> None:
+        """For ever: now and then close what only a container that has outlived its mount read.
+
+        If it still runs, its next read has the view opened and guarded again.
+        """
+        while True:
+            await asyncio.sleep(STRAYS_S)
+            await self.let_go_of_strays()
+
+    async def let_go_of_strays(self) -> None:
+        """Close the views that are guarded without a mount of ours."""
+        mounted = {instance.view for instance in self.instances()}
+        await self._views.let_go_of_all_but(mounted)
+
+    async def _detach(self, mounted: Mounted, *, let_go: bool = True) -> None:
         loop = asyncio.get_running_loop()
         if self._mounted.get(mounted.name) is not mounted:
             return
@@ -283,7 +299,7 @@ class LayerMounts:
             log.warning("unmounting %s: %s; it is tried again later", mounted.target, error)
             return
         del self._mounted[mounted.name]
-        if not self.of_view(mounted.view):
+        if let_go and not self.of_view(mounted.view):
             # Ends what is fetched, and syncs: nobody who removes a snapshot need wait for that.
             self._work.begin(self._views.let_go(mounted.view))
 

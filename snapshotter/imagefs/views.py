@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 from ioengine import mounts
@@ -128,6 +128,14 @@ class Views:
         await self._road.stop(view)
         await self._store.release(view)
         await self._road.stop(view)  # what was asked for while it was being closed
+
+    async def let_go_of_all_but(self, wanted: Collection[Digest]) -> None:
+        """As let_go, of every view that is guarded and not ``wanted``."""
+        for view in [view for view in self._guarded if view not in wanted]:
+            try:
+                await self.let_go(view)
+            except Exception:
+                log.exception("letting go of view %s failed; tried again later", view)
 
     def _forget(self, view: Digest) -> bool:
         """Have the guard let go of the view's bitmap; whether it had it."""

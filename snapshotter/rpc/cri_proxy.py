@@ -7,8 +7,9 @@ kubelet points its image service endpoint at this proxy's socket.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 3000),
 )
+
+_HALF_CLOSE_S = 0.05
+"""The end of a unary call's requests comes with the request; whatever else is a stream."""
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 _Messages = AsyncIterator[bytes]
@@ -97,11 +101,7 @@ class CriProxy:
         """Both directions at once. Raises (by aborting) if the call did not end well."""
         if self._channel is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the CRI proxy is stopping")
-        call = self._channel.stream_stream(method, None, None)(
-            requests,
-            timeout=context.time_remaining(),
-            metadata=_carried(context.invocation_metadata()),
-        )
+        call = await self._begin(self._channel, method, requests, context)
         try:
             await context.send_initial_metadata(_carried(await call.initial_metadata()))
             async for message in watch(call):
@@ -112,6 +112,30 @@ class CriProxy:
             await context.abort(error.code(), self._explain(error), trailing)
         finally:
             call.cancel()
+
+    async def _begin(
+        self, channel: grpc.aio.Channel, method: str, requests: _Messages, context: _Context
+    ) -> Any:
+        """Call containerd; with a single request, as nearly all have, in one go.
+
+        Where an answer comes before the requests were read (a method that is not known there), a
+        stream that is still being written to would end with gRPC's own error in its place, and
+        the kubelet goes by the true one.
+        """
+        options: dict[str, Any] = {"metadata": _carried(context.invocation_metadata())}
+        first = await anext(requests, None)
+        if first is None:
+            stream = _joined((), requests)
+        else:
+            second = asyncio.ensure_future(_next(requests))
+            second.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await asyncio.wait({second}, timeout=_HALF_CLOSE_S)
+            if second.done() and second.result() is None:
+                alone = channel.unary_stream(method, None, None)
+                return alone(first, timeout=context.time_remaining(), **options)
+            stream = _joined((first,), requests, second)
+        many = channel.stream_stream(method, None, None)
+        return many(stream, timeout=context.time_remaining(), **options)
 
     def _explain(self, error: grpc.aio.AioRpcError) -> str:
         """containerd's own words; where it is not there, which socket that is."""
@@ -135,6 +159,26 @@ class _Everything(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
         handler: Any = serve
         return grpc.stream_stream_rpc_method_handler(handler)
+
+
+async def _next(messages: _Messages) -> bytes | None:
+    return await anext(messages, None)
+
+
+async def _joined(
+    first: Iterable[bytes],
+    messages: AsyncIterable[bytes],
+    second: asyncio.Future[bytes | None] | None = None,
+) -> _Messages:
+    for message in first:
+        yield message
+    if second is not None:
+        following = await second
+        if following is None:
+            return
+        yield following
+    async for message in messages:
+        yield message
 
 
 async def _watched(messages: AsyncIterable[bytes], see: Callable[[bytes], None]) -> _Messages:

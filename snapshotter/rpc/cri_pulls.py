@@ -52,6 +52,9 @@ class PullSchool:
         except InvalidArgumentError as error:
             _log.warning("the credentials of a pull are not used: %s", error)
             return Pull(image, None)
+        except Exception:  # whatever it is, the kubelet's pull goes on
+            _log.exception("the credentials of a pull are not used")
+            return Pull(image, None)
         return Pull(image, credential if kept and not known else None)
 
     def pull_ends(self, pull: Pull, message: bytes | None) -> None:

@@ -286,6 +286,17 @@ def test_a_private_image_is_lazy_with_the_secret_that_the_proxy_saw_and_overlay_
         assert all(rows[name].sha256 == row.sha256 for name, row in case.rows.items())
 
 
+def test_what_containerd_does_not_know_is_told_as_by_containerd_itself(
+    kubelet: KubeletNode,
+) -> None:
+    """The kubelet falls back on UNIMPLEMENTED, and takes anything else for a fault."""
+    for _ in range(20):
+        for service, verb in (("Image", "Nope"), ("Runtime", "Nope")):
+            with pytest.raises(grpc.RpcError) as caught:
+                kubelet.cri.call(service, verb, (1, "x"))
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED, caught.value
+
+
 def files_with(secret: bytes, *folders: Path) -> list[Path]:
     """The files below ``folders`` that hold ``secret``."""
     return [

@@ -163,6 +163,8 @@ async def test_what_somebody_else_unmounted_is_mounted_again(scene: Scene) -> No
     await scene.mount(1)
     assert scene.entry(1).directory.readlink().parent in scene.kernel.there
     assert len(scene.mounts.instances()) == 1
+    await asyncio.sleep(0)
+    assert scene.views.let_go_of == []
 
 
 async def test_no_image_that_is_being_made_holds_up_a_removal(scene: Scene) -> None:

@@ -135,3 +135,15 @@ async def test_what_was_streamed_stays_open_only_if_it_is_mounted(
     assert (scene.store.get(VIEW) is not None) == mounted
     assert scene.views.is_busy(VIEW) == mounted
     assert await scene.views.whole(VIEW)
+
+
+async def test_what_only_an_ended_container_read_is_let_go_of(scene: Scene) -> None:
+    await scene.views.guard(scene.index)
+    await scene.views.let_go_of_all_but({VIEW})
+    assert scene.views.is_busy(VIEW)
+    (inode,) = scene.guard.known
+    await scene.views.let_go_of_all_but(set())
+    assert not scene.views.is_busy(VIEW)
+    assert scene.store.get(VIEW) is None
+    assert await scene.views.by_inode(inode) == VIEW  # it runs after all
+    assert scene.views.is_busy(VIEW)

@@ -118,6 +118,23 @@ async def test_a_failure_goes_through_with_its_details(stage: Stage) -> None:
     assert details in tuple(trailing)
 
 
+async def test_an_answer_that_comes_before_the_request_was_read_is_the_true_one(
+    stage: Stage,
+) -> None:
+    """The kubelet falls back on UNIMPLEMENTED, and on nothing else."""
+
+    async def unknown(requests: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method Nope")
+
+    method = "/runtime.v1.RuntimeService/Nope"
+    stage.upstream.answers[method] = unknown
+    for size in (0, 10, 300_000) * 20:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stage.ask(method, bytes(size), timeout=20)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert caught.value.details() == "unknown method Nope"
+
+
 async def test_streams_go_through_both_ways_as_they_come(stage: Stage) -> None:
     call = stage.channel.stream_stream("/any.Thing/Chat", None, None)(None)
     for number in range(5):
