@@ -328,5 +328,8 @@ def _join(group: int, journal: int, device: int, reserve: int, predecessor_s: fl
         if result != -errno.EBUSY or time.monotonic() > deadline:
             break
         time.sleep(0.02)
-    check(result, "cannot join the guard's journal (EBUSY: another daemon works with it)")
+    check(
+        result,
+        "cannot join the guard's journal (EBUSY: it is in use, EPROTO: it is none)",
+    )
     return out[0]

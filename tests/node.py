@@ -85,7 +85,11 @@ class Node:
         """Start the daemon, and wait until containerd has redialled it."""
         self.ember.start()
         self.connect()
-        assert self.until(self._reached, 15)
+        self.wait_for_containerd()
+
+    def wait_for_containerd(self) -> None:
+        """Until containerd has dialled the daemon; one that was there first waits in between."""
+        assert self.until(self._reached, 20)
 
     def _reached(self) -> bool:
         try:
@@ -266,4 +270,5 @@ def node(
         containerd = bed.containerd(major, ember_socket=ember.socket, ember_root=ember.root)
         ember.start()
         with Node(bed, ember, containerd) as made:
+            made.wait_for_containerd()
             yield made

@@ -6,6 +6,7 @@ nor await. Nothing here is shown to containerd: warm images must not look like s
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sqlite3
@@ -101,6 +102,7 @@ class Catalog:
         self._by_view: dict[Digest, dict[Digest, None]] = {}
         self._by_blob: dict[Digest, dict[Digest, None]] = {}
         self._faults: dict[tuple[Digest, Digest], str] = {}
+        self._changing = asyncio.Lock()
 
     async def load(self) -> None:
         """Read everything back; called once, before anything is served."""
@@ -148,46 +150,48 @@ class Catalog:
 
         Who names an image wants it: one that was leaving stays.
         """
-        known = self._images.get(image.manifest)
-        if known is not None:
-            names = tuple(dict.fromkeys((*image.names, *known.names)))
-            repositories = tuple(dict.fromkeys((*image.repositories, *known.repositories)))
-            image = replace(image, names=names, repositories=repositories)
-            if image == replace(known, seen_ns=image.seen_ns):
-                await self.touch(image.manifest, image.seen_ns)
-                return image
-        for other in list(self._images.values()):
-            if other.manifest != image.manifest and set(other.names) & set(image.names):
-                await self._put(
-                    replace(other, names=tuple(n for n in other.names if n not in image.names))
-                )
-        await self._put(image)
-        return image
+        async with self._changing:
+            known = self._images.get(image.manifest)
+            if known is not None:
+                names = tuple(dict.fromkeys((*image.names, *known.names)))
+                repositories = tuple(dict.fromkeys((*image.repositories, *known.repositories)))
+                seen_ns = max(image.seen_ns, known.seen_ns)
+                image = replace(image, names=names, repositories=repositories, seen_ns=seen_ns)
+            for other in list(self._images.values()):
+                if other.manifest != image.manifest and set(other.names) & set(image.names):
+                    left = tuple(name for name in other.names if name not in image.names)
+                    await self._put(replace(other, names=left))
+            await self._put(image)
+            return image
 
     async def unname(self, manifest: Digest, names: Collection[str]) -> None:
         """Forget that the image goes by ``names``; it stays known, by its digest if need be."""
-        known = self._images.get(manifest)
-        if known is not None and set(names) & set(known.names):
-            kept = tuple(name for name in known.names if name not in names)
-            await self._put(replace(known, names=kept))
+        async with self._changing:
+            known = self._images.get(manifest)
+            if known is not None and set(names) & set(known.names):
+                kept = tuple(name for name in known.names if name not in names)
+                await self._put(replace(known, names=kept))
 
     async def leave(self, manifest: Digest) -> None:
         """The image, if it is known, is to go when nothing stands on it any more."""
-        image = self._images.get(manifest)
-        if image is not None:
-            await self._put(replace(image, leaving=True))
+        async with self._changing:
+            image = self._images.get(manifest)
+            if image is not None:
+                await self._put(replace(image, leaving=True))
 
     async def stay(self, manifest: Digest) -> None:
         """The image is wanted again."""
-        image = self._images.get(manifest)
-        if image is not None:
-            await self._put(replace(image, leaving=False))
+        async with self._changing:
+            image = self._images.get(manifest)
+            if image is not None:
+                await self._put(replace(image, leaving=False))
 
     async def touch(self, manifest: Digest, seen_ns: int) -> None:
         """The image was seen in use."""
-        image = self._images.get(manifest)
-        if image is not None:
-            await self._put(replace(image, seen_ns=seen_ns))
+        async with self._changing:
+            image = self._images.get(manifest)
+            if image is not None:
+                await self._put(replace(image, seen_ns=seen_ns))
 
     async def _put(self, image: Image) -> None:
         manifest = str(image.manifest)
@@ -228,9 +232,19 @@ class Catalog:
             self._by_view.setdefault(layer.diff_id, {})[layer.blob] = None
             self._by_blob.setdefault(layer.blob, {})[image.manifest] = None
 
-    async def forget(self, manifest: Digest) -> None:
-        """Drop the image; layers that other images share stay known through those."""
+    async def forget(self, manifest: Digest, seen_ns: int | None = None) -> bool:
+        """Drop the image; layers that other images share stay known through those.
 
+        False, and nothing happens, if it is known to have been seen after ``seen_ns``.
+        """
+        async with self._changing:
+            known = self._images.get(manifest)
+            if known is not None and seen_ns is not None and known.seen_ns > seen_ns:
+                return False
+            await self._forget(manifest)
+            return True
+
+    async def _forget(self, manifest: Digest) -> None:
         def work(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM image_layers WHERE manifest = ?", (str(manifest),))
             db.execute("DELETE FROM images WHERE manifest = ?", (str(manifest),))

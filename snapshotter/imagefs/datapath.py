@@ -9,6 +9,7 @@ outlived its daemon, nothing is probed that could keep the new one from them.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -115,6 +116,13 @@ class DataPath:
             ) from None
         except OSError as error:
             new.take_down()
+            if error.errno == errno.EPROTO:
+                raise UnavailableError(
+                    f"what the keeper behind {socket} holds is not a journal that this Ember"
+                    " reads: start the Ember that made it again, or kill the keeper (`fuser"
+                    f" {socket}` tells which) and start this one, which then names every"
+                    " container whose reads are in doubt"
+                ) from None
             raise UnavailableError(
                 f"the lazy data path can't be set up: {error}; `ember doctor` says more, and"
                 ' lazy.mode = "off" does without it where no image is lazy yet'

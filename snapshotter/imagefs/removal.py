@@ -119,12 +119,10 @@ class Remover:
                 " `ember rm` again takes them too"
             )
         elif not data_only and not outcome.in_use:
-            now = self._catalog.image(image.manifest)
-            if now is not None and now.seen_ns != image.seen_ns:
+            if await self._catalog.forget(image.manifest, image.seen_ns):
+                outcome.removed.append(f"image {image.manifest}")
+            else:
                 outcome.kept.append(f"image {image.manifest}: it is being pulled again")
-                return outcome
-            await self._catalog.forget(image.manifest)
-            outcome.removed.append(f"image {image.manifest}")
         return outcome
 
     def _drop_index(self, layer: Layer, outcome: Outcome) -> None:

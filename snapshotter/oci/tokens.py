@@ -47,7 +47,7 @@ def grant_for(challenge: Challenge, repository: str, credential: Credential | No
 
 def basic_value(credential: Credential) -> str:
     """The Authorization of a user and password (RFC 7617; a colon in the password is fine)."""
-    pair = f"{credential.username}:{credential.password}".encode()
+    pair = f"{credential.username}:{credential.password}".encode(errors="replace")
     return "Basic " + base64.b64encode(pair).decode()
 
 

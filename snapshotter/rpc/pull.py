@@ -102,19 +102,26 @@ class Puller:
         """Bring ``image`` into ``namespace``; a pull that was cut short is done again."""
         async with self._leases.hold(namespace) as lease:
             chain = chain_ids([layer.diff_id for layer in image.layers])
-            await self._write_documents(image, namespace, lease, chain)
+            await self._write_documents(image, namespace, lease)
             for position in range(len(image.layers)):
                 await self._layer(image, position, chain, namespace, lease, report)
+            if chain:
+                await self._hold_snapshots(image, chain[-1], namespace, lease)
             await self._containerd.put_image(namespace, str(image.reference), _target(image))
 
-    async def _write_documents(
-        self, image: ResolvedImage, namespace: str, lease: str, chain: Sequence[Digest]
+    async def _hold_snapshots(
+        self, image: ResolvedImage, top: Digest, namespace: str, lease: str
     ) -> None:
+        """Let the config hold the top snapshot: once it is there, or a pull that is cut short would
+        leave word of snapshots that never were."""
+        descriptor = Descriptor(OCI_CONFIG, image.config_digest, len(image.config))
+        labels = {SNAPSHOT_LABEL + self._snapshotter: str(top)}
+        await self._containerd.write_blob(namespace, lease, descriptor, _once(image.config), labels)
+
+    async def _write_documents(self, image: ResolvedImage, namespace: str, lease: str) -> None:
         name = image.reference
         source = {f"containerd.io/distribution.source.{name.registry}": name.repository}
         config = {**source}
-        if chain:
-            config[SNAPSHOT_LABEL + self._snapshotter] = str(chain[-1])
         manifest = {**source, "containerd.io/gc.ref.content.config": str(image.config_digest)}
         for n, layer in enumerate(image.layers):
             manifest[f"containerd.io/gc.ref.content.l.{n}"] = str(layer.digest)

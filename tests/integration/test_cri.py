@@ -176,6 +176,7 @@ def kubelet(
         )
         ember.start()
         with KubeletNode(bed, ember, containerd) as made:
+            made.wait_for_containerd()
             made.cri = Cri(ember.state / "cri.sock")
             made.pod_image = image
             made.logs = bed.directory / "logs"

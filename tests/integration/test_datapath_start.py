@@ -202,3 +202,16 @@ def keeper_answers(socket: Path) -> bool:
     with contextlib.suppress(OSError), Keeper.connect(socket):
         return True
     return False
+
+
+def test_a_journal_that_is_none_is_named_with_a_way_out_that_works(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as (root, state):
+        first = open_path(root, state)
+        descriptors = first.descriptors()
+        (journal,) = [fd for name, fd in descriptors.items() if "journal" in name]
+        os.pwrite(journal, bytes(64), 0)
+        first.close()
+        with pytest.raises(UnavailableError, match=r"not a journal.*kill the keeper"):
+            open_path(root, state)
+        end_keeper(state / "keeper.sock")
+        open_path(root, state).close()

@@ -250,3 +250,26 @@ def test_a_daemon_whose_last_step_fails_leaves_no_keeper_behind(tmp_path: Path) 
         assert [m.target for m in mountinfo() if ember.state in m.target.parents] == []
         with pytest.raises(KeeperError):
             Keeper.connect(ember.state / "keeper.sock")
+
+
+def test_a_pull_that_dies_in_the_middle_leaves_no_word_of_images_that_are_lost(
+    tmp_path: Path,
+) -> None:
+    case = reading_image(b"\x7fELF", "halfway", count=2, size=3_000_000)
+    with node(tmp_path, shape=Shape(30), first_pull="overlay") as at:
+        case.push(at.bed.registry)
+
+        def pull() -> None:
+            with contextlib.suppress(grpc.RpcError):
+                at.pull(case.reference)
+
+        pulling = threading.Thread(target=pull)
+        pulling.start()
+        assert at.until(lambda: len(at.blobs()) >= 2)
+        at.ember.kill()
+        pulling.join(30)
+        at.start_again()
+        assert at.pull(case.reference).layers == 2
+        assert set(at.shown(case.chain_id)) >= set(case.rows)
+        assert not any("believes" in note for note in notes(at))
+        assert "CRITICAL" not in at.ember.log()

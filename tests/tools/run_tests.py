@@ -69,7 +69,7 @@ def stages(venv: Path) -> list[Stage]:
             600,
             ["tests/conformance/snapshots/run", str(venv)],
         ),
-        Stage("integration", 2, 900, [*tests, "tests/integration"]),
+        Stage("integration", 2, 1080, [*tests, "tests/integration"]),
     ]
 
 

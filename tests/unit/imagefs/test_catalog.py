@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -138,3 +139,37 @@ async def test_faults_of_layers_are_known_up_to_a_number(
     for catalog in (first, second):
         known = [n for n in range(6) if catalog.fault(digest(f"b{n}"), digest("view"))]
         assert known == [2, 3, 4, 5]
+
+
+async def test_changes_at_the_same_time_lose_nothing_of_each_other(database: Database) -> None:
+    catalog = Catalog(database)
+    await catalog.load()
+    one = image("a", layer("1"))
+    await asyncio.gather(
+        *(
+            catalog.remember(
+                replace(one, names=(f"r{n}.example/app:1",), repositories=(f"r{n}.example/app",))
+            )
+            for n in range(10)
+        )
+    )
+    known = catalog.image(digest("a"))
+    assert known is not None
+    assert (len(known.names), len(known.repositories)) == (10, 10)
+    await asyncio.gather(catalog.leave(digest("a")), catalog.touch(digest("a"), 50))
+    left = catalog.image(digest("a"))
+    assert left is not None
+    assert (left.leaving, left.seen_ns) == (True, 50)
+
+
+async def test_what_was_seen_since_is_not_forgotten(database: Database) -> None:
+    catalog = Catalog(database)
+    await catalog.load()
+    await catalog.remember(image("a", layer("1"), seen_ns=5))
+    again = asyncio.create_task(catalog.remember(image("a", layer("1"), seen_ns=9)))
+    await asyncio.sleep(0)
+    assert not await catalog.forget(digest("a"), 5)
+    await again
+    assert catalog.image(digest("a")) is not None
+    assert await catalog.forget(digest("a"), 9)
+    assert catalog.image(digest("a")) is None

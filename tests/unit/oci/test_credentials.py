@@ -26,6 +26,7 @@ from snapshotter.oci.credentials import (
 )
 from snapshotter.oci.patterns import match_image
 from snapshotter.oci.programs import ProgramRunner
+from snapshotter.oci.tokens import basic_value
 from tests.fakes.clients import read, registry_client, registry_with
 from tests.fakes.gates import BasicGate
 from tests.fakes.skipping_clock import SkippingClock
@@ -196,3 +197,7 @@ async def test_a_rotated_helper_secret_is_fetched_when_the_old_one_is_refused(
                 registry.gate = BasicGate({"u": word}, status=403)
                 clock.now_s += 10
                 assert await read(client, blob, Extent(2, 3)) == b"234"
+
+
+def test_a_user_that_no_header_can_carry_is_refused_by_the_registry_and_not_by_a_fault() -> None:
+    assert basic_value(Credential("\ud800", "p")) == "Basic Pzpw"
