@@ -330,6 +330,6 @@ def _join(group: int, journal: int, device: int, reserve: int, predecessor_s: fl
         time.sleep(0.02)
     check(
         result,
-        "cannot join the guard's journal (EBUSY: it is in use, EPROTO: it is none)",
+        "cannot join the guard's journal (EBUSY: another daemon has it, EPROTO: it is none)",
     )
     return out[0]
