@@ -180,8 +180,7 @@ class View:
         UnavailableError: not now.
         """
         made_durable = await self._durability.flush()
-        if not self._durability.closed:
-            self.settle()
+        self.settle()
         return made_durable
 
     def unproved(self) -> list[int]:
@@ -196,8 +195,7 @@ class View:
         report = await self._durability.prove(
             budget_chunks, self._is_right, self.length_of, self.chunk_bytes
         )
-        if not self._durability.closed:
-            self.settle()
+        self.settle()
         return report
 
     async def close(self, *, flush: bool = True) -> None:

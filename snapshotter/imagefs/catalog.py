@@ -12,7 +12,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import InvalidArgumentError
@@ -174,24 +174,21 @@ class Catalog:
 
     async def leave(self, manifest: Digest) -> None:
         """The image, if it is known, is to go when nothing stands on it any more."""
-        async with self._changing:
-            image = self._images.get(manifest)
-            if image is not None:
-                await self._put(replace(image, leaving=True))
+        await self._change(manifest, leaving=True)
 
     async def stay(self, manifest: Digest) -> None:
         """The image is wanted again."""
-        async with self._changing:
-            image = self._images.get(manifest)
-            if image is not None:
-                await self._put(replace(image, leaving=False))
+        await self._change(manifest, leaving=False)
 
     async def touch(self, manifest: Digest, seen_ns: int) -> None:
         """The image was seen in use."""
+        await self._change(manifest, seen_ns=seen_ns)
+
+    async def _change(self, manifest: Digest, **fields: Any) -> None:
         async with self._changing:
             image = self._images.get(manifest)
             if image is not None:
-                await self._put(replace(image, seen_ns=seen_ns))
+                await self._put(replace(image, **fields))
 
     async def _put(self, image: Image) -> None:
         manifest = str(image.manifest)
@@ -321,13 +318,12 @@ class Catalog:
     def unpacked_layers(self) -> Iterator[tuple[str, Layer]]:
         """Repository and layer of all that went the overlay way for another reason than a fault."""
         for image in self.images():
-            if image.lazy or not image.names:
+            places = sorted(_places(image))
+            if image.lazy or not places:
                 continue
-            name = image.names[0].partition("@")[0]
-            repository = name[: name.rfind(":")] if ":" in name.rpartition("/")[2] else name
             for layer in image.layers:
                 if self.fault(layer.blob, layer.diff_id) is None:
-                    yield repository, layer
+                    yield places[0], layer
 
     def names_of_blob(self, blob: Digest) -> list[str]:
         """What people call the images that have ``blob`` as a layer."""

@@ -305,7 +305,7 @@ class LayerMounts:
 
     def _take_down(self, mounted: Mounted, links: set[Path]) -> None:
         """The links go first: a mount that comes too late fails, and sees no empty directory."""
-        _unlink([link for link in links if link.is_symlink() and link.readlink() == mounted.root])
+        _unlink(links, mounted.target)
         mounts.unmount(mounted.target, detach=True)
         self._forget(mounted)
 
@@ -332,7 +332,7 @@ def _passed_over(path: Path) -> Iterator[None]:
 def _take_down_unknown(target: Path, links: Iterable[Path]) -> None:
     """What runs on an instance keeps it; whoever starts next gets one that is known."""
     log.error("%s is mounted, but its record can't be read: it is mounted anew when needed", target)
-    _unlink([link for link in links if link.is_symlink() and link.readlink().parent == target])
+    _unlink(links, target)
     mounts.unmount(target, detach=True)
 
 
@@ -343,9 +343,10 @@ def _sweep_away(leftover: Path) -> None:
         leftover.unlink()
 
 
-def _unlink(links: Iterable[Path]) -> None:
+def _unlink(links: Iterable[Path], target: Path) -> None:
+    """Remove those of ``links`` that lead into what is mounted at ``target``."""
     for link in links:
-        if link.is_symlink():
+        if link.is_symlink() and link.readlink().parent == target:
             link.unlink(missing_ok=True)
 
 

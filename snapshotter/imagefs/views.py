@@ -35,6 +35,11 @@ _ALGORITHMS = {64: "sha256", 128: "sha512"}
 """By the hex digits of a view file's name."""
 
 
+def _view_of(name: str) -> Digest:
+    """The view whose file is called ``name``."""
+    return Digest(_ALGORITHMS.get(len(name), "sha256"), name)
+
+
 class StagedView:
     """A view that is being written whole (ingest.Staging over the chunk store)."""
 
@@ -187,7 +192,7 @@ class Views:
         name = await asyncio.to_thread(self._name_of, inode)
         if name is None:
             return None
-        view = Digest(_ALGORITHMS.get(len(name), "sha256"), name)
+        view = _view_of(name)
         with contextlib.suppress(NotFoundError):
             await self.guard(self._index(view))
             return view
@@ -231,7 +236,7 @@ class Views:
         found = []
         for path in self._unmarked.iterdir():
             with contextlib.suppress(OSError, InvalidArgumentError):
-                view = Digest(_ALGORITHMS.get(len(path.name), "sha256"), path.name)
+                view = _view_of(path.name)
                 if self._store.get(view) is None and mounts.view_is_open(path):
                     found.append(view)
         return found

@@ -11,6 +11,7 @@ import pytest
 from tests.cases.images import ImageCase
 from tests.containers import layer_mounts, reading_image
 from tests.node import Node, node
+from tests.readers import lazily
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
@@ -21,14 +22,10 @@ def at(tmp_path: Path) -> Iterator[Node]:
         yield made
 
 
-def lazily(at: Node, name: str) -> ImageCase:
+def indexed(at: Node, name: str) -> ImageCase:
     """An image that is indexed, of which nothing is here."""
     case = reading_image(b"\x7fELF", name)
-    case.push(at.bed.registry)
-    assert at.pull(case.reference).lazy_layers == 2
-    with at.mounted(case.chain_id):
-        pass  # once mounted it is indexed
-    assert not at.drop(case.reference).kept
+    lazily(at, case)
     return case
 
 
@@ -37,7 +34,7 @@ def content(case: ImageCase, root: Path) -> list[int]:
 
 
 def test_foreign_things_and_bad_records_are_passed_over(at: Node) -> None:
-    case = lazily(at, "junk")
+    case = indexed(at, "junk")
     layers, root = at.ember.state / "layers", at.ember.root
     with at.mounted(case.chain_id) as running:
         at.ember.stop()
@@ -61,7 +58,7 @@ def test_foreign_things_and_bad_records_are_passed_over(at: Node) -> None:
 
 
 def test_an_index_that_is_no_file_spoils_nothing_but_itself(at: Node) -> None:
-    case = lazily(at, "noindex")
+    case = indexed(at, "noindex")
     at.ember.stop()
     for index in (at.ember.root / "index").glob("*.idx"):
         index.unlink()
