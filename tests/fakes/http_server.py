@@ -11,7 +11,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -20,12 +20,15 @@ TLS_HANDSHAKE = b"\x16"
 
 @dataclass(frozen=True)
 class Seen:
-    """A request as it came. Header names are in lower case."""
+    """A request as it came. Header names are in lower case. ``connection`` counts the server's
+    connections and ``turn`` the requests on this one, both from 1."""
 
     method: str
     target: str
     headers: dict[str, str]
     body: bytes = b""
+    connection: int = 0
+    turn: int = 0
 
     @property
     def path(self) -> str:
@@ -39,7 +42,8 @@ class Seen:
 @dataclass
 class Answer:
     """What to send. ``cut_after`` bytes of the body the connection ends as ``cut`` says:
-    ``close`` (a clean end), ``reset`` (RST) or ``hang`` (nothing more until the server stops)."""
+    ``close`` (a clean end), ``reset`` (RST) or ``hang`` (nothing more until the server stops).
+    After a ``last`` answer the connection ends, without a word of it in the head."""
 
     status: int = 200
     headers: list[tuple[str, str]] = field(default_factory=list)
@@ -50,6 +54,8 @@ class Answer:
     send_length: bool = True
     drip_bytes: int | None = None
     drip_delay_s: float = 0.0
+    head_delay_s: float = 0.0
+    last: bool = False
 
     def set(self, name: str, value: str | None) -> None:
         """Replace a header; None removes it."""
@@ -67,6 +73,8 @@ class HttpServer:
     def __init__(self, tls: ssl.SSLContext | None = None, address: str = "127.0.0.1") -> None:
         self.seen: list[Seen] = []
         self.connections = 0
+        self.refuses: Callable[[int], bool] = lambda connection: False
+        """Whether a connection, by its number, is reset as soon as it is there."""
         self._tls = tls
         self._address = address
         self._server: asyncio.Server | None = None
@@ -124,8 +132,14 @@ class HttpServer:
         assert task is not None
         self._tasks.add(task)
         self.connections += 1
+        connection, turn = self.connections, 0
         try:
-            while (seen := await _read_request(reader, writer)) is not None:
+            if self.refuses(connection):
+                await self._end(writer, "reset")
+                return
+            while (read := await _read_request(reader, writer)) is not None:
+                turn += 1
+                seen = replace(read, connection=connection, turn=turn)
                 self.seen.append(seen)
                 self._arrived.set()
                 if not await self._send(writer, seen, await self.handle(seen)):
@@ -150,6 +164,8 @@ class HttpServer:
             head.append(f"Content-Length: {len(answer.body)}")
         else:
             head.append("Connection: close")
+        if answer.head_delay_s:
+            await asyncio.sleep(answer.head_delay_s)
         if answer.cut_after == -1:  # not even a head
             return await self._end(writer, answer.cut)
         writer.write("\r\n".join(head).encode("latin-1") + b"\r\n\r\n")
@@ -166,7 +182,7 @@ class HttpServer:
         await writer.drain()
         if answer.cut_after is not None:
             return await self._end(writer, answer.cut)
-        return answer.send_length or answer.chunked
+        return (answer.send_length or answer.chunked) and not answer.last
 
     async def _end(self, writer: asyncio.StreamWriter, how: str) -> bool:
         if how == "hang":

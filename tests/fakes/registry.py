@@ -104,6 +104,7 @@ class FakeRegistry(HttpServer):
     def heal(self) -> None:
         """Take all faults away."""
         self._faults.clear()
+        self.refuses = lambda connection: False
 
     def asked(self, part: str) -> list[Seen]:
         """The requests whose target contains ``part``."""
