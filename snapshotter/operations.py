@@ -32,7 +32,7 @@ from snapshotter.oci.reference import parse_reference
 from snapshotter.oci.resolver import ResolvedImage
 from snapshotter.rpc import cri
 from snapshotter.rpc.blob_writer import check_namespace
-from snapshotter.rpc.control import DrainState, PullEvent, Removal
+from snapshotter.rpc.control import DrainState, PullEvent, Removal, WarmLayer, WarmState
 from snapshotter.rpc.image_records import Record, choose, delete, every_record
 from snapshotter.rpc.pull import Puller, PullStep
 from snapshotter.status import Parts, containers, status_document
@@ -40,6 +40,7 @@ from snapshotter.status import Parts, containers, status_document
 log = logging.getLogger(__name__)
 
 DRAIN_REPORT_S = 1.0
+WARM_REPORT_S = 0.25
 DRAIN_VIEWS = 4
 PULL_EVENTS = 4096
 
@@ -75,10 +76,7 @@ class DaemonOperations:
                 " that it needs, `ember doctor` checks them"
             )
         namespace = namespace or await cri.home(parts.containerd, parts.snapshotter)
-        parts.registry.insist()
-        resolved = await parts.registry.resolve(parse_reference(image), wanted)
-        if platform and wanted.rank(resolved.platform) is None:
-            raise NotFoundError(f"{image} is for {resolved.platform}, not for {wanted}")
+        resolved = await self._resolve(image, platform)
         yield PullEvent(
             "resolved",
             total=len(resolved.layers),
@@ -103,6 +101,34 @@ class DaemonOperations:
             reason=known.reason if known is not None else "",
             namespace=namespace,
         )
+
+    async def _resolve(self, image: str, platform: str) -> ResolvedImage:
+        wanted = Platform.parse(platform) if platform else host_platform()
+        self._parts.registry.insist()
+        resolved = await self._parts.registry.resolve(parse_reference(image), wanted)
+        if platform and wanted.rank(resolved.platform) is None:
+            raise NotFoundError(f"{image} is for {resolved.platform}, not for {wanted}")
+        return resolved
+
+    async def warm(self, image: str, platform: str) -> AsyncGenerator[WarmState, None]:
+        """Bring all of the image's bytes here; containerd is not asked and need not have it."""
+        resolved = await self._resolve(image, platform)
+        digest = str(resolved.target_digest)
+        async with self._parts.warmer.warming(_document(resolved)) as warming:
+
+            def state(*, done: bool = False) -> WarmState:
+                layers = (
+                    WarmLayer(
+                        str(one.blob), one.size_bytes, one.done_bytes, one.fetched_bytes, one.state
+                    )
+                    for one in warming.progress()
+                )
+                return WarmState(digest, tuple(layers), done)
+
+            yield state()
+            while not await warming.wait(WARM_REPORT_S):
+                yield state()
+            yield state(done=True)
 
     async def _by_cri(self, resolved: ResolvedImage, report: Report) -> None:
         """Where CRI uses Ember its own pull is the one that the kubelet will look for."""
@@ -143,15 +169,10 @@ class DaemonOperations:
 
         containerd names snapshots by diffIDs and does not ask about blobs that unpack to the same.
         """
-        diff_ids = [layer.diff_id for layer in resolved.layers]
-        layers = tuple(
-            Layer(layer.digest, layer.diff_id, chain_id, layer.size)
-            for layer, chain_id in zip(resolved.layers, chain_ids(diff_ids), strict=True)
-        )
-        name, manifest = resolved.reference, resolved.manifest_digest
+        document = _document(resolved)
+        name, manifest, layers = resolved.reference, document.manifest, document.layers
         stands = self._stands_on(layers)
         known = self._parts.catalog.image(manifest) or stands
-        document = ImageDocument(manifest, str(name), name.name, layers)
         given = stands is not None and await self._parts.decider.may_read(document)
         await self._parts.catalog.remember(
             Image(
@@ -295,3 +316,14 @@ class DaemonOperations:
         async with asyncio.TaskGroup() as group:
             for digest in dict.fromkeys((*self._incomplete(), *elsewhere)):
                 group.create_task(complete(digest))
+
+
+def _document(resolved: ResolvedImage) -> ImageDocument:
+    """The image as the parts for images know it."""
+    diff_ids = [layer.diff_id for layer in resolved.layers]
+    layers = tuple(
+        Layer(layer.digest, layer.diff_id, chain_id, layer.size)
+        for layer, chain_id in zip(resolved.layers, chain_ids(diff_ids), strict=True)
+    )
+    name = resolved.reference
+    return ImageDocument(resolved.manifest_digest, str(name), name.name, layers)

@@ -30,6 +30,7 @@ from snapshotter.imagefs.misses import MissPump
 from snapshotter.imagefs.removal import Remover
 from snapshotter.imagefs.shelf import Glance, Shelf
 from snapshotter.imagefs.views import Views
+from snapshotter.imagefs.warm import Warmer
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.forgotten import Forgotten
@@ -48,6 +49,7 @@ class Parts:
     views: Views
     remover: Remover
     decider: Decider
+    warmer: Warmer
     store: ViewStore
     road: Road
     misses: MissPump | None

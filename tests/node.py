@@ -117,6 +117,20 @@ class Node:
         assert last.state == "done"
         return Pulled(last.total, lazy, last.reason)
 
+    def warming(self, reference: str) -> Iterator[control_pb2.WarmProgress]:
+        """What `ember warm` is told; closed early, it hangs up."""
+        call = self._control.Warm(control_pb2.WarmRequest(image=reference), timeout=CALL_S)
+        try:
+            yield from call
+        finally:
+            call.cancel()
+
+    def warm(self, reference: str) -> control_pb2.WarmProgress:
+        """What `ember warm` does; the last it is told."""
+        *_, last = self.warming(reference)
+        assert last.done
+        return last
+
     def drain(self) -> Iterator[control_pb2.DrainProgress]:
         """What `ember drain` is told."""
         yield from self._control.Drain(control_pb2.DrainRequest(), timeout=CALL_S)

@@ -160,6 +160,13 @@ class Daemon:
         except grpc.RpcError as error:
             self._explain(error)
 
+    def warm(self, image: str, platform: str) -> Iterator[control_pb2.WarmProgress]:
+        """How far it is, some times a second, until all of it is here."""
+        try:
+            yield from self._control.Warm(control_pb2.WarmRequest(image=image, platform=platform))
+        except grpc.RpcError as error:
+            self._explain(error)
+
     def remove(self, image: str, namespace: str, data_only: bool) -> control_pb2.RemoveResponse:
         """What a removal did."""
         request = control_pb2.RemoveRequest(image=image, namespace=namespace, data_only=data_only)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from snapshotter import __version__
-from snapshotter.cli import changes, images, pull
+from snapshotter.cli import changes, images, pull, warm
 from snapshotter.cli.connection import EXIT_USAGE, Daemon, fail
 from snapshotter.config import DEFAULT_PATH, Config, load
 from snapshotter.errors import ConfigError, InvalidArgumentError
@@ -43,6 +43,13 @@ ConfigPath = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document")]
+Platforms = Annotated[
+    str,
+    typer.Option(
+        help="Of an image for several platforms, take that of this one [default: the node's], as"
+        " os/architecture[/variant]"
+    ),
+]
 Namespace = Annotated[
     str | None,
     typer.Option(
@@ -145,13 +152,7 @@ def pull_command(
     image: Annotated[str, typer.Argument(help="Reference, such as registry.example/app:1.2")],
     config: ConfigPath = None,
     namespace: Namespace = None,
-    platform: Annotated[
-        str,
-        typer.Option(
-            help="Of an image for several platforms, take that of this one [default: the"
-            " node's], as os/architecture[/variant]"
-        ),
-    ] = "",
+    platform: Platforms = "",
     json: Json = False,
 ) -> None:
     """Pull an image into containerd so that its containers can start before its bytes are here."""
@@ -159,6 +160,19 @@ def pull_command(
     check_namespace(namespace)
     check_platform(platform)
     pull.run(connect(config), image, namespace or "", platform, json)
+
+
+@app.command(name="warm")
+def warm_command(
+    image: Annotated[str, typer.Argument(help="Reference, such as registry.example/app:1.2")],
+    config: ConfigPath = None,
+    platform: Platforms = "",
+    json: Json = False,
+) -> None:
+    """Bring all bytes of an image to this node, before it is pulled or read."""
+    check_reference(image)
+    check_platform(platform)
+    warm.run(connect(config), image, platform, json)
 
 
 @app.command(name="images")

@@ -41,6 +41,7 @@ from snapshotter.imagefs.rates import Rates
 from snapshotter.imagefs.removal import Remover
 from snapshotter.imagefs.restore import restore
 from snapshotter.imagefs.views import Views
+from snapshotter.imagefs.warm import Warmer
 from snapshotter.metrics import Metrics
 from snapshotter.oci.pull_credentials import PullCredentials
 from snapshotter.operations import DaemonOperations
@@ -125,6 +126,7 @@ class Daemon:
                 views=views,
                 remover=remover,
                 decider=decider,
+                warmer=self._open_warmer(ground, ingest, decider, views),
                 store=ground.store,
                 road=ground.road,
                 misses=pump,
@@ -236,6 +238,20 @@ class Daemon:
             clock,
         )
         return ingest, decider
+
+    def _open_warmer(
+        self, ground: Groundwork, ingest: Ingest, decider: Decider, views: Views
+    ) -> Warmer:
+        return Warmer(
+            ground.catalog,
+            ground.shelf,
+            ingest,
+            views,
+            ground.road,
+            RegistryOrigin(ground.registry),
+            decider.hindrance,
+            self._clock,
+        )
 
     def _open_removal(
         self, ground: Groundwork, ingest: Ingest, layer_mounts: LayerMounts, views: Views

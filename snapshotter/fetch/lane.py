@@ -41,14 +41,19 @@ class Lane:
         """What is not over yet, cancelled work included."""
         return list(self._tasks)
 
-    def want(self, chunks: Iterable[int], *, demand: bool) -> Waiter:
-        """Wait for ``chunks``, none of which is here; the caller leaves() in the end."""
+    def want(self, chunks: Iterable[int], *, demand: bool, apart: bool = False) -> Waiter:
+        """Wait for ``chunks``, none of which is here; the caller leaves() in the end.
+
+        ``apart``: they get a fetch of their own, whatever else is asked for in this turn.
+        """
         waiter = self._board.wait(chunks, demand=demand)
         source = self._source()
         for number in sorted(waiter.left):
             if not self._join(number, source, demand=demand):
                 self._fresh.add(number)
-        if self._fresh and self._planning is None:
+        if apart:
+            self._plan()
+        elif self._fresh and self._planning is None:
             self._planning = asyncio.get_running_loop().call_soon(self._plan)
         return waiter
 

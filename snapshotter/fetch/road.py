@@ -11,8 +11,8 @@ import logging
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from snapshotter.chunks.datafile import ClosedError
 from snapshotter.chunks.store import ViewStore
 from snapshotter.chunks.view import View
 from snapshotter.clock import Clock, SystemClock
@@ -20,6 +20,7 @@ from snapshotter.content import Digest, Extent
 from snapshotter.errors import DeadlineError, EmberError, NotFoundError, UnavailableError
 from snapshotter.fetch.board import Waiter
 from snapshotter.fetch.crew import Crew
+from snapshotter.fetch.fill import Fill, Speed
 from snapshotter.fetch.lane import Lane
 from snapshotter.fetch.limits import RoadLimits
 from snapshotter.fetch.slots import Slots
@@ -34,8 +35,6 @@ from snapshotter.tiers.tier import Tier
 log = logging.getLogger(__name__)
 
 _LEDGERS = 8192
-_PROVE_CHUNKS = 64
-_COMPLETE_ROUNDS = 3
 
 
 class Road:
@@ -84,11 +83,18 @@ class Road:
         self._closed = False
 
     async def ensure(
-        self, view_id: Digest, extent: Extent, *, demand: bool, deadline_s: float | None = None
+        self,
+        view_id: Digest,
+        extent: Extent,
+        *,
+        demand: bool,
+        deadline_s: float | None = None,
+        apart: bool = False,
     ) -> None:
         """Return when every byte of ``extent`` that lies in the view can be read, verified.
 
-        ``demand``: somebody waits. ``deadline_s``: for how many seconds it is tried (None: the
+        ``demand``: somebody waits. ``apart``: neighbours that are asked for at the same time are
+        fetched beside it, not with it. ``deadline_s``: for how many seconds it is tried (None: the
         miss timeout). Raises DeadlineError that says for each tier why not, NoSpaceError when
         nothing more can give way, NotFoundError for a view of which no layer is known. Cancelling
         is safe: work that others need goes on, other work ends.
@@ -99,7 +105,7 @@ class Road:
         if not missing:
             return
         started_s = self._clock.monotonic_s()
-        waiter = lane.want(missing, demand=demand)
+        waiter = lane.want(missing, demand=demand, apart=apart)
         try:
             await self._wait(lane, waiter, self.limits.miss_timeout_s, deadline_s)
         except EmberError:
@@ -109,63 +115,28 @@ class Road:
             lane.leave(waiter)
         lane.ledger.waited(self._clock.monotonic_s() - started_s, demand=demand)
 
-    async def complete(self, view_id: Digest, bytes_per_s: int | None = None) -> None:
+    async def complete(
+        self, view_id: Digest, bytes_per_s: int | None = None, *, at_once: int = 1
+    ) -> None:
         """Bring all that is missing of a view, behind everything else; resumable at any point.
 
         What is in doubt is read back from the disk, and fetched again where it is not right. At
-        most ``bytes_per_s`` plain bytes a second (None: as fast as it goes). Raises as ensure()
-        for the first part that cannot be had; cancel it to stop. A view that is closed meanwhile
-        is let go of.
+        most ``bytes_per_s`` plain bytes a second (None: as fast as it goes), and ``at_once`` ranges
+        side by side. Raises as ensure() for the first part that cannot be had; cancel it to stop.
+        A view that is closed meanwhile is let go of.
         """
         view = (await self._lane(view_id)).view
-        for _ in range(_COMPLETE_ROUNDS):
-            await self._fill(view, bytes_per_s)
-            if self._is_open(view):
-                await view.flush()
-            if not await self._prove(view, bytes_per_s):
-                return
-        raise UnavailableError(
-            f"{view.path}: what is written there comes back wrong; check this disk"
+        index = next((source.index for source in self._sources.of_view(view_id)), None)
+        fill = Fill(
+            view,
+            index,
+            Speed(self.limits.window_bytes, at_once, bytes_per_s),
+            self._clock,
+            partial(self.ensure, view_id, demand=False, apart=True),
+            lambda: self._store.get(view_id) is view,
+            lambda: view_id not in self._lanes,
         )
-
-    def _is_open(self, view: View) -> bool:
-        return self._store.get(view.digest) is view
-
-    async def _fill(self, view: View, bytes_per_s: int | None) -> None:
-        limits = self.limits
-        for start in range(0, view.length_bytes, limits.window_bytes):
-            window = Extent(start, limits.window_bytes)
-            if not self._is_open(view):
-                return
-            missing = len(view.missing(window))
-            if not missing:
-                continue
-            started_s = self._clock.monotonic_s()
-            try:
-                await self.ensure(view.digest, window, demand=False)
-            except (UnavailableError, ClosedError) as error:
-                if view.digest in self._lanes and not isinstance(error, ClosedError):
-                    raise
-                return  # stopped: somebody lets go of the view
-            await self._pace(started_s, missing * view.chunk_bytes, bytes_per_s)
-
-    async def _prove(self, view: View, bytes_per_s: int | None) -> bool:
-        """Read back all that is in doubt; whether some of it was lost."""
-        lost = 0
-        while self._is_open(view) and view.unproved():
-            started_s = self._clock.monotonic_s()
-            report = await view.prove(_PROVE_CHUNKS)
-            if not report.proved and not report.lost:
-                break
-            lost += report.lost
-            count = report.proved + report.lost
-            await self._pace(started_s, count * view.chunk_bytes, bytes_per_s)
-        return lost > 0
-
-    async def _pace(self, started_s: float, done_bytes: int, bytes_per_s: int | None) -> None:
-        if bytes_per_s:
-            spent_s = self._clock.monotonic_s() - started_s
-            await self._clock.sleep(max(0.0, done_bytes / bytes_per_s - spent_s))
+        await fill.run()
 
     def is_working(self, view_id: Digest) -> bool:
         """Whether something of the view is being fetched."""

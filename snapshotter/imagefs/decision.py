@@ -246,7 +246,7 @@ class Decider:
         self, namespace: str, document: ImageDocument, deadline_s: float
     ) -> str | None:
         """Why not: first what is known here, then what the registry has to be asked."""
-        reason = self._policy.no_path or self._fault(document)
+        reason = self.hindrance(document)
         if reason is not None:
             return reason
         missing = self._unindexed(document)
@@ -267,6 +267,10 @@ class Decider:
             asked = self._admission.check(document.repository, document.layers)
             reason = await self._refusal(asked, deadline_s)
         return reason
+
+    def hindrance(self, document: ImageDocument) -> str | None:
+        """Why the image could not be lazy on this node, whatever is fetched; None: it could."""
+        return self._policy.no_path or self._fault(document)
 
     def _fault(self, document: ImageDocument) -> str | None:
         for layer in document.layers:

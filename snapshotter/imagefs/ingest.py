@@ -7,12 +7,12 @@ digests come out right; a job that fails leaves no trace but its reason, and may
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from snapshotter.chunks.offload import offload
 from snapshotter.chunks.space import is_full
@@ -26,8 +26,8 @@ from snapshotter.errors import (
     UnavailableError,
     restated,
 )
-from snapshotter.image.index import LayerIndex
 from snapshotter.image.indexer import LayerIndexer
+from snapshotter.imagefs.ingest_job import Job, Staging, Streams
 from snapshotter.imagefs.quiet import Quiet
 from snapshotter.imagefs.rates import Rates
 
@@ -41,59 +41,6 @@ PATIENCE_S = 60.0
 
 
 Source = Callable[[BlobRef], AsyncIterator[bytes]]
-
-
-class Streams(Protocol):
-    """Whole blobs from their origin; resumes by itself after a broken connection."""
-
-    def stream(self, blob: BlobRef) -> AsyncIterator[bytes]: ...
-
-    def suspect(self, blob: BlobRef) -> None:
-        """The bytes were wrong: whoever sent them is asked last from now on."""
-        ...
-
-
-class Staging(Protocol):
-    """A view that is being written whole and can't be read until it is sealed."""
-
-    def sink(self, offset: int, data: memoryview) -> None:
-        """Write plain bytes; called from a worker thread."""
-        ...
-
-    async def seal(self, index: LayerIndex) -> None:
-        """Everything was right: make all of it readable, durably."""
-        ...
-
-    async def discard(self) -> None:
-        """Throw away what was written."""
-        ...
-
-
-@dataclass(slots=True)
-class Job:
-    """One layer on its way: ``done_bytes`` of ``blob.size_bytes`` compressed bytes so far.
-
-    ``begun``: bytes have come in the present try. ``quiet`` is None until its turn comes.
-    """
-
-    blob: BlobRef
-    diff_id: Digest
-    started_s: float
-    done_bytes: int = 0
-    begun: bool = False
-    error: EmberError | None = None
-    quiet: Quiet | None = None
-    finished: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def percent(self) -> int:
-        """Share of the compressed bytes that has been indexed."""
-        return 100 * self.done_bytes // max(1, self.blob.size_bytes)
-
-    @property
-    def quiet_s(self) -> float:
-        """For how long nothing has come, if that is long."""
-        return self.quiet.seconds if self.quiet is not None else 0.0
 
 
 class Ingest:
@@ -156,11 +103,23 @@ class Ingest:
 
         UnavailableError once this is closed.
         """
-        return self._begin(blob, diff_id, None, keep=True)
+        return self._begin(blob, diff_id, None, keep=True, lasting=True)
+
+    @contextlib.asynccontextmanager
+    async def wanted(self, blob: BlobRef, diff_id: Digest) -> AsyncIterator[Job]:
+        """As `start`, for as long as the block lasts: nobody else may want it."""
+        job = self._begin(blob, diff_id, None, keep=True, lasting=False)
+        job.wanted += 1
+        try:
+            yield job
+        finally:
+            job.wanted -= 1
+            if not (job.wanted or job.lasting or job.finished.is_set()) and job.task is not None:
+                job.task.cancel()
 
     def start_index(self, blob: BlobRef, diff_id: Digest) -> Job:
         """As `start`, but only its index is kept."""
-        return self._begin(blob, diff_id, None, keep=False)
+        return self._begin(blob, diff_id, None, keep=False, lasting=True)
 
     def start_from(
         self,
@@ -169,7 +128,7 @@ class Ingest:
         source: Source,
     ) -> Job:
         """Index ``blob`` from bytes that are on this node already; its view is not kept."""
-        return self._begin(blob, diff_id, source, keep=False)
+        return self._begin(blob, diff_id, source, keep=False, lasting=True)
 
     def _begin(
         self,
@@ -177,11 +136,16 @@ class Ingest:
         diff_id: Digest,
         source: Source | None,
         keep: bool,
+        lasting: bool,
     ) -> Job:
         key = (blob.digest, diff_id)
         known = self._jobs.get(key)
+        ending = None
         if known is not None and not known.finished.is_set():
-            return known
+            if known.task is None or not known.task.cancelling():
+                known.lasting = known.lasting or lasting
+                return known
+            ending = known  # nobody wanted it any more: both would write the same index
         if self._closed:
             raise _stopping(blob)
         while len(self._jobs) >= FINISHED_JOBS:
@@ -189,12 +153,20 @@ class Ingest:
             if ended is None:
                 break
             del self._jobs[ended]
-        job = Job(blob, diff_id, self._clock.monotonic_s())
+        job = Job(blob, diff_id, self._clock.monotonic_s(), lasting=lasting)
         self._jobs[key] = job
-        task = asyncio.create_task(self._run(job, source, keep), name=f"ingest {blob.digest}")
+        work = self._run(job, source, keep, ending)
+        job.task = task = asyncio.create_task(work, name=f"ingest {blob.digest}")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, job))
         return job
+
+    def _ended(self, job: Job, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        job.task = None
+        if not job.finished.is_set():  # cancelled before its first step
+            job.error = _stopping(job.blob)
+            job.finished.set()
 
     async def wait(self, job: Job, wait_s: float) -> bool:
         """True if ``job`` ended well within ``wait_s``; its error is raised if it failed."""
@@ -220,8 +192,12 @@ class Ingest:
             job.error = _stopping(job.blob)
             job.finished.set()
 
-    async def _run(self, job: Job, source: Source | None, keep: bool) -> None:
+    async def _run(
+        self, job: Job, source: Source | None, keep: bool, ending: Job | None = None
+    ) -> None:
         try:
+            if ending is not None:
+                await ending.finished.wait()
             async with self._slots:
                 with Quiet(f"layer {job.blob.digest} of {job.blob.repository}") as job.quiet:
                     await self._try(job, source, keep)

@@ -15,7 +15,8 @@ from snapshotter.errors import NotFoundError, RefusedError, UnavailableError
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.catalog import Catalog
 from snapshotter.imagefs.decision import Decider
-from snapshotter.imagefs.ingest import Ingest, Job
+from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.ingest_job import Job
 from snapshotter.imagefs.layer_mounts import LayerMounts
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.views import Views

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 from ioengine import mounts
@@ -81,6 +82,7 @@ class Views:
         self._find_index = find_index
         self._inodes: dict[int, Digest] = {}
         self._guarded: dict[Digest, View] = {}
+        self._kept: Counter[Digest] = Counter()
         self._locks: KeyedLocks[Digest] = KeyedLocks()
 
     def path(self, view: Digest, *, guarded: bool) -> Path:
@@ -181,8 +183,20 @@ class Views:
 
     async def _close_unless_guarded(self, view: Digest) -> None:
         async with self._locks.hold(view):
-            if view not in self._guarded:
+            if view not in self._guarded and not self._kept[view]:
                 await self._close(view)
+
+    @contextlib.asynccontextmanager
+    async def keep(self, view: Digest) -> AsyncIterator[None]:
+        """For a block's length the view is neither evicted nor, for want of a mount, closed."""
+        self._kept[view] += 1
+        try:
+            yield
+        finally:
+            self._kept[view] -= 1
+            if not self._kept[view]:
+                del self._kept[view]
+                await self._close_unless_guarded(view)
 
     async def by_inode(self, inode: int) -> Digest | None:
         """Whose file the inode is; looked up on disk if the guard was never told of it."""
@@ -242,8 +256,8 @@ class Views:
         return found
 
     def is_busy(self, view: Digest) -> bool:
-        """Whether the view is guarded, or something of it is being fetched."""
-        return view in self._guarded or self._road.is_working(view)
+        """Whether the view is guarded or kept, or something of it is being fetched."""
+        return view in self._guarded or view in self._kept or self._road.is_working(view)
 
     def here_bytes(self, view: Digest) -> int | None:
         """Plain bytes of the view that can be read; None if it is not open."""

@@ -6,8 +6,9 @@ It only translates: what to do is in the object behind `Operations`, which the d
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import grpc
@@ -28,6 +29,26 @@ class PullEvent:
     reason: str = ""
     percent: int = 0
     namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmLayer:
+    """How far one layer is; as in control.proto."""
+
+    digest: str
+    size_bytes: int
+    done_bytes: int
+    fetched_bytes: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class WarmState:
+    """How far an image is."""
+
+    digest: str
+    layers: tuple[WarmLayer, ...]
+    done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +79,8 @@ class Operations(Protocol):
     async def status(self) -> dict[str, Any]: ...
 
     def pull(self, image: str, namespace: str, platform: str) -> AsyncIterator[PullEvent]: ...
+
+    def warm(self, image: str, platform: str) -> AsyncGenerator[WarmState, None]: ...
 
     async def remove(self, image: str, namespace: str, *, data_only: bool) -> Removal: ...
 
@@ -96,6 +119,20 @@ class ControlService(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
                 )
         except Exception as error:
             await context.abort(*status_of(error, "pull"), MARK)
+
+    async def Warm(  # noqa: N802
+        self, request: control_pb2.WarmRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[control_pb2.WarmProgress]:
+        try:
+            async with aclosing(self._operations.warm(request.image, request.platform)) as states:
+                async for state in states:
+                    yield control_pb2.WarmProgress(
+                        digest=state.digest,
+                        layers=[control_pb2.WarmLayer(**asdict(one)) for one in state.layers],
+                        done=state.done,
+                    )
+        except Exception as error:
+            await context.abort(*status_of(error, "warm"), MARK)
 
     async def Remove(  # noqa: N802
         self, request: control_pb2.RemoveRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -10,13 +10,21 @@ import asyncio
 import contextlib
 import copy
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from snapshotter.rpc.control import ControlService, DrainState, PullEvent, Removal, register
+from snapshotter.rpc.control import (
+    ControlService,
+    DrainState,
+    PullEvent,
+    Removal,
+    WarmLayer,
+    WarmState,
+    register,
+)
 from snapshotter.rpc.server import RpcServer
 from tests.fakes.loop import loop_in_a_thread
 
@@ -98,6 +106,10 @@ class FakeOperations:
         PullEvent("unpacked", 1, 2, "sha256:l1"),
         PullEvent("done", total=2, digest="sha256:d", namespace="k8s.io"),
     )
+    warmth: tuple[WarmState, ...] = (
+        WarmState("sha256:d", (WarmLayer("sha256:l0", 1000, 0, 0, "waiting"),), False),
+        WarmState("sha256:d", (WarmLayer("sha256:l0", 1000, 1000, 900, "here"),), True),
+    )
     removal: Removal = field(default_factory=lambda: Removal(1500, ("image sha256:1",), ()))
     states: tuple[DrainState, ...] = (DrainState(1, 5000, ()), DrainState(0, 0, ()))
     fault: Exception | None = None
@@ -125,6 +137,11 @@ class FakeOperations:
         await self._begin("pull", image, namespace, platform)
         for step in self.steps:
             yield step
+
+    async def warm(self, image: str, platform: str) -> AsyncGenerator[WarmState, None]:
+        await self._begin("warm", image, platform)
+        for state in self.warmth:
+            yield state
 
     async def remove(self, image: str, namespace: str, *, data_only: bool) -> Removal:
         await self._begin("rm", image, namespace, data_only)

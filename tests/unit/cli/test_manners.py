@@ -17,7 +17,7 @@ from snapshotter.cli.serve import worth_a_line
 from tests.fakes.daemon import FakeOperations
 from tests.unit.cli.conftest import LIMIT_S, PROGRAM, ROOT, Place
 
-VERBS = ["serve", "pull", "images", "status", "rm", "drain", "doctor"]
+VERBS = ["serve", "pull", "warm", "images", "status", "rm", "drain", "doctor"]
 TAKEN_S = 30
 
 

@@ -61,6 +61,18 @@ def test_json_of_a_pull_has_the_documented_keys(place: Place, served: FakeOperat
     assert served.asked == [("pull", "app", "", ""), ("pull", "app", "k8s.io", "")]
 
 
+def test_json_of_a_warm_image_has_the_documented_keys(place: Place, served: FakeOperations) -> None:
+    assert printed(place, "warm", "app", "--platform", "linux/arm64") | {"seconds": 0.0} == {
+        "image": "app",
+        "digest": "sha256:d",
+        "size_bytes": 1000,
+        "fetched_bytes": 900,
+        "layers": [{"digest": "sha256:l0", "size_bytes": 1000, "fetched_bytes": 900}],
+        "seconds": 0.0,
+    }
+    assert served.asked == [("warm", "app", "linux/arm64")]
+
+
 def test_json_of_a_removal_says_what_went_and_what_stayed(
     place: Place, served: FakeOperations
 ) -> None:

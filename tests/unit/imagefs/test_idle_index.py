@@ -21,7 +21,8 @@ from snapshotter.imagefs.idle_index import (
     RETRY_S,
     IdleIndexer,
 )
-from snapshotter.imagefs.ingest import Ingest, Job
+from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.ingest_job import Job
 from snapshotter.imagefs.rates import Rates
 from snapshotter.imagefs.shelf import Shelf
 from tests.cases.tars import file, layer

@@ -84,7 +84,13 @@ class Road(RealRoad):
         self.gate.set()
 
     async def ensure(
-        self, view_id: Digest, extent: Extent, *, demand: bool, deadline_s: float | None = None
+        self,
+        view_id: Digest,
+        extent: Extent,
+        *,
+        demand: bool,
+        deadline_s: float | None = None,
+        apart: bool = False,
     ) -> None:
         (self.wanted if demand else self.ahead).append((view_id, extent))
         await self.gate.wait()
