@@ -187,7 +187,7 @@ def choose_engine(
     root: Path,
     *,
     prefer: Literal["auto", "uring", "threads"] = "auto",
-    buffer_count: int = 32,
+    buffer_count: int = 16,
     depth: int = 64,
     workers: int = 8,
 ) -> EngineChoice:

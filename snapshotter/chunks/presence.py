@@ -204,6 +204,7 @@ class Presence:
     ) -> None:
         if found is None:
             return
+        on_disk = found
         for generation, slot, bitmap in slots:
             if generation > self._generation:
                 self._generation, self._slot, self.durable = generation, slot, bitmap
@@ -218,7 +219,9 @@ class Presence:
             self.readable.memory[:] = readable
             self._mapping.flush()
         settled = found.clean and not found.suspect and _full(self.durable, found.chunk_count)
-        self._write_header(replace(found, clean=settled))
+        self.header = replace(found, clean=settled)
+        if self.header != on_disk:  # after a kill it says so already: hundreds are opened at once
+            self._write_header(self.header)
 
     def _write_header(self, header: Header) -> None:
         write_fully(self.fd, encode_header(header), 0)

@@ -104,6 +104,8 @@ class ViewStore:
             self.views, self.space, self._clock, config.upkeep_s, config.prove_chunks
         )
         self._staged = 0
+        self._unsynced: set[Digest] = set()
+        """Views whose files were made since the start, and whose names the disk may not have."""
 
     async def start(self) -> None:
         """Make the directories, drop unfinished streams, fill the ballast, begin the upkeep."""
@@ -247,6 +249,8 @@ class ViewStore:
         for leftover in (self.root / "staging").iterdir():
             _unlink(leftover)
         self._remove_halves()
+        for name in ("views", "presence"):  # what is here is kept: no open has to see to it
+            sync_directory(self.root / name)
         self.space.refill_ballast()
 
     def _remove_halves(self) -> None:
@@ -275,12 +279,16 @@ class ViewStore:
 
     def _open_both(self, view: Digest, view_bytes: int) -> tuple[DataFile, Presence]:
         path, presence_path = self._data_path(view), self._presence_path(view)
+        if not (path.exists() and presence_path.exists()):
+            self._unsynced.add(view)
         known = create_sparse(path, view_bytes)
         header = Header(view, view_bytes, self._config.chunk_bytes, self._boot, False, False)
         presence = Presence.open(presence_path, header, trusted=known)
         try:
-            sync_directory(path.parent)
-            sync_directory(presence_path.parent)
+            if view in self._unsynced:
+                sync_directory(path.parent)
+                sync_directory(presence_path.parent)
+                self._unsynced.discard(view)
             return DataFile(path, self.space), presence
         except BaseException:
             presence.close()

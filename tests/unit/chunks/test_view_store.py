@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from snapshotter.chunks.datafile import DiskError
-from snapshotter.content import Extent
+from snapshotter.content import Digest, Extent
 from snapshotter.errors import CorruptError, FailedPreconditionError
 from tests.unit.chunks.conftest import CHUNK, NEXT_BOOT, VIEW, Content, Stores
 
@@ -244,3 +244,22 @@ async def test_what_is_no_file_of_ours_stops_nobody_but_who_needs_that_path(
     assert (await store.open(VIEW, CHUNK, content.digest)).readable_count == 0
     await store.close()
     assert (stores.root / "staging" / "foreign" / "thing").is_dir()
+
+
+async def test_what_a_killed_daemon_had_open_is_opened_again_without_a_sync(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, synced = Content(3 * CHUNK), list[object]()
+    killed = await stores.start()
+    view = await killed.open(VIEW, 3 * CHUNK, content.digest)
+    await view.write(1, content.chunk(1), demand=True)
+    store = await stores.start()
+    monkeypatch.setattr("snapshotter.chunks.store.sync_directory", synced.append)
+    monkeypatch.setattr("os.fdatasync", synced.append)
+    monkeypatch.setattr("os.fsync", synced.append)
+    again = await store.open(VIEW, 3 * CHUNK, content.digest)
+    assert (synced, again.is_readable(1), again.complete) == ([], True, False)
+    other = Digest("sha256", "cd" * 32)
+    await store.open(other, CHUNK, Content(CHUNK).digest)
+    assert synced.count(stores.root / "views") == 1
+    assert synced.count(stores.root / "presence") == 1
