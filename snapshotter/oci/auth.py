@@ -15,15 +15,23 @@ from snapshotter.errors import UnauthorizedError
 from snapshotter.oci.answers import error_for
 from snapshotter.oci.challenge import Challenge, choose, parse_challenges
 from snapshotter.oci.credentials import Candidate, Credential, CredentialSource, Search, Wanted
-from snapshotter.oci.exchange import Request, Response, Sender, without_query
+from snapshotter.oci.exchange import Request, Response, Sender, origin_of, without_query
 from snapshotter.oci.hosts import Host
 from snapshotter.oci.recollection import Recollection
 from snapshotter.oci.tokens import TokenShop, basic_value, grant_for
 
 _REFUSED_S = 5.0
 _LEARNT_S = 3600.0
+PULL, PUSH = "pull", "pull,push"
 
-_Place = tuple[str, str]
+_Place = tuple[str, str, str]
+"""Host, repository and what is done there: who may not push may pull all the same."""
+
+
+def place_of(request: Request) -> _Place:
+    """What a request's credentials are learnt for."""
+    action = PULL if request.method in ("GET", "HEAD") else PUSH
+    return (request.host.base, request.repository, action)
 
 
 class AuthorizingSender:
@@ -39,10 +47,11 @@ class AuthorizingSender:
         self._refused = Recollection(clock, _REFUSED_S)
 
     async def send(self, request: Request) -> Response:
-        if any(name.lower() == "authorization" for name in request.home_headers):
-            return await self._inner.send(request)
         host = request.host
-        place = (host.base, request.repository)
+        away = origin_of(request.url) != origin_of(host.base)  # an upload's Location, say
+        if away or any(name.lower() == "authorization" for name in request.home_headers):
+            return await self._inner.send(request)
+        place = place_of(request)
         registry = request.registry if host.is_server else host.authority
         search = Search(self._sources, Wanted(registry, request.repository))
         refusals: list[str] = []
@@ -64,7 +73,7 @@ class AuthorizingSender:
 
     def let_in(self, host: Host, repository: str) -> Credential | None:
         """The credential that ``host`` let in last; None if it asked for none, or never was."""
-        liked = self._liked.get((host.base, repository))
+        liked = self._liked.get((host.base, repository, PULL))
         return None if liked is None else liked.credential
 
     async def _in_order(self, place: _Place, search: Search) -> AsyncIterator[Candidate]:
@@ -86,7 +95,7 @@ class AuthorizingSender:
         Where the place has challenged before, its token is fetched ahead: readers of an expired
         token don't all run into a refusal.
         """
-        challenge = self._challenges.get((request.host.base, request.repository))
+        challenge = self._challenges.get(place_of(request))
         if challenge is None:
             if credential is not None and credential.registry_token:
                 return f"Bearer {credential.registry_token}"
@@ -105,7 +114,8 @@ class AuthorizingSender:
             return f"Bearer {credential.registry_token}"
         if challenge.scheme == "basic":
             return basic_value(credential) if credential and credential.password else None
-        grant = grant_for(challenge, request.repository, credential)
+        actions = place_of(request)[-1]
+        grant = grant_for(challenge, request.repository, credential, actions)
         return await self._shop.get(grant, request, refused)
 
     def challenge_in(self, place: _Place, response: Response) -> Challenge | None:

@@ -42,6 +42,7 @@ class Descriptor:
     size_bytes: int
     annotations: dict[str, str] = field(default_factory=dict)
     platform: dict[str, str] | None = None
+    artifact_type: str = ""
 
     @property
     def is_index(self) -> bool:
@@ -123,6 +124,7 @@ def parse_descriptor(document: dict[str, Any], what: str) -> Descriptor:
         size_bytes=size,
         annotations=_texts(document.get("annotations"), f"{what}: annotations of {digest}"),
         platform=_platform(document.get("platform"), what),
+        artifact_type=text_of(document, "artifactType", what),
     )
 
 

@@ -39,9 +39,11 @@ class Grant:
     credential: Credential | None
 
 
-def grant_for(challenge: Challenge, repository: str, credential: Credential | None) -> Grant:
-    """What to ask the token service for: the challenge's scope, or the right to pull."""
-    scopes = tuple(challenge.scope.split()) or (f"repository:{repository}:pull",)
+def grant_for(
+    challenge: Challenge, repository: str, credential: Credential | None, actions: str = "pull"
+) -> Grant:
+    """What to ask the token service for: the challenge's scope, or the right to ``actions``."""
+    scopes = tuple(challenge.scope.split()) or (f"repository:{repository}:{actions}",)
     return Grant(challenge.realm, challenge.service, scopes, credential)
 
 

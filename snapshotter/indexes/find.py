@@ -1,0 +1,154 @@
+"""The indexes of an image where others left them: found by referrers, checked, fetched.
+
+Finding reads manifests and signatures only: small, bounded in number. Whoever uses an index holds
+it to its promised digest and length here, and to its own structure when it is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import CorruptError, NotFoundError, RefusedError
+from snapshotter.indexes.artifact import (
+    ARTIFACT_TYPE,
+    Content,
+    IndexArtifact,
+    IndexedLayer,
+    parse_artifact,
+)
+from snapshotter.indexes.keys import Keyring
+from snapshotter.indexes.packing import Unpacker
+from snapshotter.indexes.trust import check_signature
+from snapshotter.oci.documents import DOCUMENT_LIMIT_BYTES, Descriptor
+from snapshotter.oci.reference import Reference
+from snapshotter.oci.resolver import FetchedManifest
+
+CANDIDATE_LIMIT = 8
+"""So many artifacts of an image are looked at; a builder adds none that is there already."""
+
+
+class Source(Protocol):
+    """What finding needs of a registry client: what it brings is held to digest and length."""
+
+    async def referrers(self, image: Reference, artifact_type: str) -> list[Descriptor]: ...
+
+    async def manifest(
+        self, reference: Reference, size_bytes: int | None = None
+    ) -> FetchedManifest: ...
+
+    async def document(self, blob: BlobRef) -> bytes: ...
+
+    def stream(self, blob: BlobRef) -> AsyncGenerator[bytes, None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An artifact of the image. ``digest`` is that of its manifest, ``repository`` where its blobs
+    are. ``key_id`` is the trusted key that signed it; None with a ``refusal``, why none did."""
+
+    artifact: IndexArtifact
+    digest: Digest
+    repository: str
+    key_id: str | None
+    refusal: str = ""
+
+    def packed(self, layer: IndexedLayer) -> BlobRef:
+        """The packed index of ``layer`` in the registry."""
+        return _blob(self.repository, layer.packed)
+
+    def windows(self, layer: IndexedLayer) -> BlobRef | None:
+        """The windows of ``layer`` in the registry, to be read by ranges; None if it has none."""
+        return None if layer.windows is None else _blob(self.repository, layer.windows)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found, that which is signed by a trusted key first, and why others are not used."""
+
+    found: tuple[Found, ...]
+    refused: tuple[str, ...] = ()
+
+    @property
+    def reasons(self) -> str:
+        """In one line, why none is used that no trusted key signed; empty if there is none."""
+        return "; ".join([*(one.refusal for one in self.found if one.refusal), *self.refused])
+
+    @property
+    def signed(self) -> Found | None:
+        """The best that a trusted key signed; None if there is none."""
+        return next((one for one in self.found if one.key_id is not None), None)
+
+
+async def find(source: Source, image: Reference, trusted: Keyring) -> Findings:
+    """The index artifacts of ``image`` (pinned to its manifest's digest), checked.
+
+    Raises what `Source.referrers` raises, and UnavailableError of an artifact that could not be
+    read; an artifact that is wrong is only refused.
+    """
+    assert image.digest is not None
+    entries = await source.referrers(image, ARTIFACT_TYPE)
+    found: list[Found] = []
+    refused: list[str] = []
+    for entry in entries[:CANDIDATE_LIMIT]:
+        try:
+            found.append(await load(source, image, entry.digest, trusted, entry.size_bytes))
+        except (RefusedError, CorruptError, NotFoundError) as error:
+            refused.append(str(error))
+            continue
+        if found[-1].key_id is not None:
+            break
+    found.sort(key=lambda one: one.key_id is None)
+    return Findings(tuple(found), tuple(refused))
+
+
+async def load(
+    source: Source,
+    image: Reference,
+    digest: Digest,
+    trusted: Keyring,
+    size_bytes: int | None = None,
+) -> Found:
+    """The artifact with this digest, which must be one of ``image``."""
+    what = f"index artifact {image.name}@{digest}"
+    if size_bytes is not None and size_bytes > DOCUMENT_LIMIT_BYTES:
+        raise RefusedError(f"{what}: longer than {DOCUMENT_LIMIT_BYTES} bytes")
+    pinned = Reference(image.registry, image.repository, None, digest)
+    fetched = await source.manifest(pinned, size_bytes)
+    artifact = parse_artifact(fetched.data, what, image=image.digest)
+    key_id, refusal = None, ""
+    try:
+        envelope = await _envelope(source, image.name, artifact)
+        key_id = check_signature(artifact, envelope, trusted, what)
+    except (RefusedError, CorruptError, NotFoundError) as error:
+        refusal = str(error)
+    return Found(artifact, digest, image.name, key_id, refusal)
+
+
+async def _envelope(source: Source, repository: str, artifact: IndexArtifact) -> bytes | None:
+    if artifact.envelope is None:
+        return None
+    return await source.document(_blob(repository, artifact.envelope))
+
+
+async def fetch_index(
+    source: Source, found: Found, layer: IndexedLayer, write: Callable[[bytes], object]
+) -> None:
+    """Give the plain index file of ``layer`` to ``write``, piece by piece.
+
+    Nothing of it counts before this returns. Raises CorruptError if it is not what the artifact
+    promises, else as `RegistryClient.stream`.
+    """
+    blob = found.packed(layer)
+    unpacker = Unpacker(layer.plain, write, f"index of layer {layer.layer} ({blob.digest})")
+    async with contextlib.aclosing(source.stream(blob)) as pieces:
+        async for piece in pieces:
+            unpacker.feed(piece)
+    unpacker.finish()
+
+
+def _blob(repository: str, content: Content) -> BlobRef:
+    return BlobRef(repository, content.digest, content.size_bytes)
