@@ -86,10 +86,12 @@ def _entries(block: bytes) -> Iterator[DirectoryEntry]:
     if not count or names_at % DIRENT.size or names_at >= len(block):
         raise RefusedError("EROFS image: a directory block without entries")
     stored = list(DIRENT.iter_unpack(block[:names_at]))
+    used = len(block.rstrip(b"\0"))
     ends = [name_at for _, name_at, _ in stored[1:]]
-    ends.append(len(block.rstrip(b"\0")))
+    ends.append(used)
+    ruled_out = b"/" in block[names_at:used] or 0 in block[names_at:used]
     for (nid, name_at, file_type), end in zip(stored, ends, strict=True):
         name = block[name_at:end]
-        if name_at < names_at or not 0 < len(name) <= NAME_BYTES or b"/" in name or 0 in name:
+        if name_at < names_at or ruled_out or not 0 < len(name) <= NAME_BYTES:
             raise RefusedError(f"EROFS image: a directory has the name {name[:60]!r}")
         yield DirectoryEntry(name, nid, file_type)

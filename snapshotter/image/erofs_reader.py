@@ -7,6 +7,7 @@ Pure: works on a buffer (an mmap will do) and opens no file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
@@ -91,7 +92,17 @@ class ErofsReader:
         return self._inodes.inode(raw) if raw else None
 
     def tree(self) -> LayerTree:
-        """The whole tree, every part of the image that it leads to checked."""
+        """The whole tree, every part of the image that it leads to checked.
+
+        Costs no more than the image is long: no two parts of it may lie over each other.
+        """
+        self._inodes.room_bytes = len(self._image)
+        try:
+            return self._tree()
+        finally:
+            self._inodes.room_bytes = math.inf
+
+    def _tree(self) -> LayerTree:
         root_nid = self.superblock.root_nid
         root = self._inodes.inode(self._directory_at(root_nid))
         seen: dict[int, Inode] = {root_nid: root}
@@ -105,7 +116,7 @@ class ErofsReader:
                 if child is None:
                     if len(seen) >= self.superblock.inodes:
                         _refuse("more inodes than the superblock counts")
-                    child = self._inodes.inode(self._child(entry))
+                    child = self._inode_of(entry)
                     seen[entry.nid] = child
                     links[entry.nid] = child.nlink
                     if child.kind is Kind.DIR:
@@ -134,20 +145,27 @@ class ErofsReader:
         So nothing hides in reserved fields, gaps or unused blocks. For images of other origin.
         """
         tree = self.tree()
-        again = write_erofs(
-            tree,
-            device_bytes=tree.view_bytes,
-            device_tag=self.superblock.device_tag,
-        )
-        if again != self._image:
+        if self.rewritten(tree) != self._image:
             _refuse("it is not what this version would write for its own tree")
         return tree
+
+    def rewritten(self, tree: LayerTree) -> bytes:
+        """What write_erofs makes of ``tree``, read from this image."""
+        tag = self.superblock.device_tag
+        return write_erofs(tree, device_bytes=tree.view_bytes, device_tag=tag)
 
     def _directory_at(self, nid: int) -> RawInode:
         raw = self._inodes.raw(nid)
         if raw.kind is not Kind.DIR:
             _refuse(f"inode {nid} is no directory")
         return raw
+
+    def _inode_of(self, entry: DirectoryEntry) -> Inode:
+        if entry.file_type == Kind.FILE:
+            flat = self._inodes.flat_file(entry.nid)
+            if flat is not None:
+                return flat
+        return self._inodes.inode(self._child(entry))
 
     def _child(self, entry: DirectoryEntry) -> RawInode:
         raw = self._inodes.raw(entry.nid)

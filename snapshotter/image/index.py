@@ -9,39 +9,36 @@ who made it. It knows no registry and no cache.
 from __future__ import annotations
 
 import bisect
-import errno
 import mmap
-import operator
-import os
 from array import array
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import zstandard
 from blake3 import blake3
 
-from snapshotter.content import Compression, Digest, Extent
+from snapshotter.content import Digest, Extent
 from snapshotter.errors import (
     EmberError,
     InvalidArgumentError,
     NotFoundError,
     RefusedError,
-    UnavailableError,
 )
 from snapshotter.image import index_layout as layout
+from snapshotter.image.index_tables import WINDOW_BYTES, check_tables
 from snapshotter.image.stream import PointKind, RestartPoint
+from snapshotter.image.windows import (
+    WINDOWS_SUFFIX,
+    WindowFile,
+    WindowSource,
+    opened,
+    unreadable,
+)
 
 INDEX_SUFFIX = ".idx"
-WINDOWS_SUFFIX = ".win"
 RANDOM_ACCESS_BYTES = 8 * 1024 * 1024
 """A layer counts as readable at random if no more than this lies between two checkpoints."""
-
-_WINDOW_BYTES = 32 * 1024
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
-"""What is wrong with the node and not with the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,34 +60,6 @@ class Checkpoint:
     window_digest: bytes
 
 
-class WindowSource(Protocol):
-    """Where the windows file is read from: a file beside the index, later a registry."""
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes of the windows file, or fewer if it ends before."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class WindowFile:
-    """A windows file on disk, opened for each read: thousands of layers hold no descriptors."""
-
-    path: Path
-
-    def read(self, offset: int, length: int) -> bytes:
-        try:
-            with open(self.path, "rb", buffering=0, opener=_opened) as file:
-                file.seek(offset)
-                return file.read(length)
-        except FileNotFoundError:
-            raise NotFoundError(
-                f"{self.path} is missing: chunks of this layer cannot be decoded one by one until "
-                "the layer is indexed again"
-            ) from None
-        except OSError as error:
-            raise _unreadable(self.path, error) from None
-
-
 class LayerIndex:
     """One layer's index over its file's bytes. Safe to share between threads.
 
@@ -100,10 +69,11 @@ class LayerIndex:
     """
 
     def __init__(
-        self, data: memoryview, windows: WindowSource, *, where: str, verify: bool = True
+        self, data: memoryview, windows: WindowSource | None, *, where: str, verify: bool = True
     ) -> None:
         """Read an index from ``data``; RefusedError names ``where`` and the fault.
 
+        ``windows`` may lack any of them (None: there is no place for them).
         ``verify`` reads all of it (about 1 ms for a layer of 1 GB); without, only the header is
         read, which is right only for a file that was verified before in this boot.
         """
@@ -140,14 +110,14 @@ class LayerIndex:
         of ``layer`` or no file that can be read, UnavailableError while the node lacks something.
         """
         try:
-            with open(path, "rb", opener=_opened) as file:
+            with open(path, "rb", opener=opened) as file:
                 data: mmap.mmap | bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise NotFoundError(f"there is no index {path}") from None
         except ValueError:
             data = b""  # an empty file cannot be mapped
         except OSError as error:
-            raise _unreadable(path, error) from None
+            raise unreadable(path, error) from None
         windows = WindowFile(path.with_suffix(WINDOWS_SUFFIX))
         index = cls(memoryview(data), windows, where=str(path), verify=verify)
         if layer is not None and index.layer != layer:
@@ -219,25 +189,51 @@ class LayerIndex:
         end = begin + self.checkpoint_count * layout.CHECKPOINT_BYTES
         return array("Q", (row[1] for row in layout.CHECKPOINT.iter_unpack(self._data[begin:end])))
 
-    def restart_point(self, checkpoint: Checkpoint) -> RestartPoint:
-        """The checkpoint with its window, read from the windows file.
+    def restart_point(self, checkpoint: Checkpoint, stored: bytes | None = None) -> RestartPoint:
+        """The checkpoint with its window: ``stored``, or what the windows file has.
 
-        Raises NotFoundError if that file is missing, RefusedError if it is not this index's.
+        Raises NotFoundError if there is no such file, RefusedError if what is given or found is
+        not this window.
         """
         window = b""
         if checkpoint.window_stored_bytes:
-            stored = self._windows.read(checkpoint.window_offset, checkpoint.window_stored_bytes)
+            if stored is None:
+                stored = self._read_window(checkpoint)
             window = self._unpack_window(checkpoint, stored)
         return RestartPoint(
             checkpoint.in_offset, checkpoint.out_offset, checkpoint.kind, checkpoint.bits, window
         )
 
-    def _unpack_window(self, checkpoint: Checkpoint, stored: bytes) -> bytes:
+    def local_window(self, checkpoint: Checkpoint) -> bytes | None:
+        """The checkpoint's window as it is stored, b"" if it needs none, None if it is not here."""
+        if not checkpoint.window_stored_bytes:
+            return b""
+        try:
+            stored = self._read_window(checkpoint)
+        except EmberError:
+            return None
+        return stored if self.is_window(checkpoint, stored) else None
+
+    def is_window(self, checkpoint: Checkpoint, stored: bytes) -> bool:
+        """Whether these bytes, wherever they came from, are the checkpoint's stored window."""
         digest = blake3(stored).digest(layout.WINDOW_DIGEST_BYTES)
-        if len(stored) == checkpoint.window_stored_bytes and digest == checkpoint.window_digest:
+        return len(stored) == checkpoint.window_stored_bytes and digest == checkpoint.window_digest
+
+    def keep_window(self, checkpoint: Checkpoint, stored: bytes) -> None:
+        """Put a window into the windows file. Raises NoSpaceError or UnavailableError."""
+        if self._windows is not None:
+            self._windows.keep(checkpoint.window_offset, stored)
+
+    def _read_window(self, checkpoint: Checkpoint) -> bytes:
+        if self._windows is None:
+            raise NotFoundError(f"{self.where} has no windows")
+        return self._windows.read(checkpoint.window_offset, checkpoint.window_stored_bytes)
+
+    def _unpack_window(self, checkpoint: Checkpoint, stored: bytes) -> bytes:
+        if self.is_window(checkpoint, stored):
             try:
                 window = zstandard.ZstdDecompressor().decompress(
-                    stored, max_output_size=_WINDOW_BYTES
+                    stored, max_output_size=WINDOW_BYTES
                 )
             except zstandard.ZstdError:
                 window = b""
@@ -261,69 +257,4 @@ class LayerIndex:
         body = self._data[layout.HEADER_BYTES :]
         if blake3(body).digest() != self._header.body_digest:
             raise self._refuse("its checksum is wrong")
-        begin, end = self._header.ends_offset, self._header.checkpoints_offset
-        raw = bytes(self._data[begin:end])
-        ends = [int.from_bytes(raw[at : at + 8], "little") for at in range(0, len(raw), 8)]
-        if not all(map(operator.le, ends, islice(ends, 1, None))):
-            raise self._refuse("the chunk table goes backwards")
-        if ends and not 0 < ends[0] <= ends[-1] <= self.blob_bytes:
-            raise self._refuse("the chunk table leaves the blob")
-        if self.compression is Compression.PLAIN:
-            self._verify_plain(ends)
-        else:
-            self._verify_checkpoints(ends)
-
-    def _verify_plain(self, ends: list[int]) -> None:
-        wanted = [min((n + 1) * self.chunk_bytes, self.view_bytes) for n in range(len(ends))]
-        if self.checkpoint_count or self.blob_bytes != self.view_bytes or ends != wanted:
-            raise self._refuse("a plain layer's tables are not the identity")
-
-    def _verify_checkpoints(self, ends: list[int]) -> None:
-        if not self.checkpoint_count:
-            raise self._refuse("a compressed layer without a checkpoint")
-        before = None
-        for number in range(self.checkpoint_count):
-            try:
-                point = self.checkpoint(number)
-            except ValueError:
-                raise self._refuse(f"checkpoint {number} is of an unknown kind") from None
-            fault = self._checkpoint_fault(point, before, ends)
-            if fault:
-                raise self._refuse(f"checkpoint {number} {fault}")
-            before = point
-
-    def _checkpoint_fault(
-        self, point: Checkpoint, before: Checkpoint | None, ends: list[int]
-    ) -> str:
-        first = (point.in_offset, point.out_offset, point.kind) == (0, 0, PointKind.MEMBER)
-        if before is None and not first:
-            return "is not the blob's first byte"
-        if before is not None:
-            forward = point.in_offset > before.in_offset and point.out_offset > before.out_offset
-            if not forward or point.out_offset >= self.view_bytes:
-                return "is out of order"
-        chunk = -(-point.out_offset // self.chunk_bytes)
-        if chunk < len(ends) and ends[chunk] <= point.in_offset:
-            return "lies behind the bytes that it should give"
-        window_end = point.window_offset + point.window_stored_bytes
-        if window_end > self.windows_bytes or point.window_bytes > _WINDOW_BYTES:
-            return "has a window outside the windows file"
-        if bool(point.window_bytes) != bool(point.window_stored_bytes) or point.bits > 7:
-            return "contradicts itself"
-        block = point.kind is PointKind.BLOCK
-        if (point.window_bytes or point.bits) and not block:
-            return "has a window where none is needed"
-        if block and self.compression is not Compression.GZIP:
-            return "is a deflate block in a layer that is not gzip"
-        return ""
-
-
-def _opened(path: str, flags: int) -> int:
-    """Not for ever, whatever lies there: a pipe by this name would wait for its other end."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _unreadable(path: Path, error: OSError) -> EmberError:
-    if error.errno in _PASSING:
-        return UnavailableError(f"{path} can't be read just now: {error.strerror}; try again")
-    return RefusedError(f"{path} can't be read ({error.strerror}): look at the disk")
+        check_tables(self._data, self._header, self._refuse)

@@ -70,9 +70,12 @@ class Header:
         return self.ends_offset + END_BYTES * self.chunk_count
 
     @property
+    def tables_end(self) -> int:
+        return self.checkpoints_offset + CHECKPOINT_BYTES * self.checkpoint_count
+
+    @property
     def erofs_offset(self) -> int:
-        end = self.checkpoints_offset + CHECKPOINT_BYTES * self.checkpoint_count
-        return -(-end // EROFS_ALIGNMENT) * EROFS_ALIGNMENT
+        return -(-self.tables_end // EROFS_ALIGNMENT) * EROFS_ALIGNMENT
 
     @property
     def file_bytes(self) -> int:
@@ -112,6 +115,11 @@ def unpack_header(data: bytes | memoryview, where: str) -> Header:
     if len(raw) < HEADER_BYTES or raw[: len(MAGIC)] != MAGIC:
         raise RefusedError(f"{where} is not an index: it does not begin as one, or is cut")
     version = int.from_bytes(raw[8:12], "little")
+    if version > VERSION:
+        raise RefusedError(
+            f"{where} was made by a newer Ember: it is of version {version}, this one reads up to "
+            f"{VERSION}; upgrade Ember, or remove it and the layer is indexed again"
+        )
     if version != VERSION:
         raise RefusedError(
             f"{where} is an index of version {version}, this Ember reads {VERSION}: remove it and "
@@ -120,7 +128,10 @@ def unpack_header(data: bytes | memoryview, where: str) -> Header:
     padded, checksum = raw[: -CHECKSUM.size], raw[-CHECKSUM.size :]
     if blake3(padded).digest() != checksum:
         raise RefusedError(f"{where}: the header's checksum is wrong; remove it to index again")
-    return _header(HEADER.unpack_from(padded), where)
+    header = _header(HEADER.unpack_from(padded), where)
+    if header.pack() != raw:
+        raise RefusedError(f"{where}: the header says something where nothing belongs")
+    return header
 
 
 def _header(fields: tuple[int | bytes, ...], where: str) -> Header:

@@ -144,10 +144,7 @@ def write_index(path: Path, draft: IndexDraft, windows: WindowsWriter | None = N
     temporary = _temporary_name(path)
     try:
         with _Writing(path):
-            with open_private(temporary) as file:
-                file.write(draft.pack())
-                file.flush()
-                os.fsync(file.fileno())
+            _write_synced(temporary, draft.pack())
             path.unlink(missing_ok=True)
             if windows is not None:
                 sync_directory(path.parent)
@@ -156,6 +153,25 @@ def write_index(path: Path, draft: IndexDraft, windows: WindowsWriter | None = N
             sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_index(path: Path, data: bytes | memoryview) -> None:
+    """Have the index file at ``path`` hold ``data``, durably; errors as write_index()."""
+    temporary = _temporary_name(path)
+    try:
+        with _Writing(path):
+            _write_synced(temporary, data)
+            temporary.replace(path)
+            sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_synced(path: Path, data: bytes | memoryview) -> None:
+    with open_private(path) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def remove_leftovers(directory: Path) -> int:
