@@ -20,6 +20,7 @@ from snapshotter.content import Digest, Extent
 from snapshotter.errors import DeadlineError, EmberError, NotFoundError, UnavailableError
 from snapshotter.fetch.board import Waiter
 from snapshotter.fetch.crew import Crew
+from snapshotter.fetch.deadlines import Deadlines
 from snapshotter.fetch.fill import Fill, Speed
 from snapshotter.fetch.lane import Lane
 from snapshotter.fetch.limits import RoadLimits
@@ -80,6 +81,7 @@ class Road:
         jobs.labels("queued").set_function(lambda: slots.queued)
         self._lanes: dict[Digest, Lane] = {}
         self._ledgers: dict[Digest, Ledger] = {}
+        self._deadlines = Deadlines(self._clock)
         self._closed = False
 
     async def ensure(
@@ -175,6 +177,7 @@ class Road:
         self._closed = True
         for view_id in list(self._lanes):
             await self.stop(view_id)
+        self._deadlines.close()
         for pool in self._pools:
             await asyncio.to_thread(pool.shutdown)
 
@@ -206,16 +209,14 @@ class Road:
         self, lane: Lane, waiter: Waiter, timeout_s: float, deadline_s: float | None
     ) -> None:
         allowed_s = timeout_s if deadline_s is None else deadline_s
-        timer = asyncio.create_task(self._clock.sleep(allowed_s))
 
-        def expire(timer: asyncio.Task[None]) -> None:
-            if not timer.cancelled():
-                what = f"{len(waiter.left)} chunks of {lane.view.digest}"
-                why = lane.reasons(waiter)
-                waiter.fail(DeadlineError(f"{what} could not be had in {allowed_s:g} s: {why}"))
+        def expire() -> None:
+            what = f"{len(waiter.left)} chunks of {lane.view.digest}"
+            why = lane.reasons(waiter)
+            waiter.fail(DeadlineError(f"{what} could not be had in {allowed_s:g} s: {why}"))
 
-        timer.add_done_callback(expire)
+        deadline = self._deadlines.add(allowed_s, expire)
         try:
             await waiter.served()
         finally:
-            timer.cancel()
+            deadline.cancel()

@@ -138,9 +138,11 @@ class Slots:
             self._aside.discard(ticket)
 
     async def _acquire(self, ticket: Ticket) -> None:
-        ticket.turn = asyncio.get_running_loop().create_future()
         self._sets[ticket.demand].join(ticket)
         self._next()
+        if ticket.running:
+            return
+        ticket.turn = asyncio.get_running_loop().create_future()
         try:
             await ticket.turn
         except asyncio.CancelledError:

@@ -5,8 +5,10 @@ Every event is counted once, for the view and for the node. It decides nothing.
 
 from __future__ import annotations
 
-from collections import Counter
+import collections
 from dataclasses import dataclass, field
+
+from prometheus_client import Counter
 
 from snapshotter.metrics import Metrics
 
@@ -20,8 +22,8 @@ class Tally:
     joined_chunks: int = 0
     failed_asks: int = 0
     corrupt: int = 0
-    bytes_by_tier: Counter[str] = field(default_factory=Counter)
-    chunks_by_tier: Counter[str] = field(default_factory=Counter)
+    bytes_by_tier: collections.Counter[str] = field(default_factory=collections.Counter)
+    chunks_by_tier: collections.Counter[str] = field(default_factory=collections.Counter)
     last_failure: str = ""
     trouble: str = ""
     """Why nothing comes: the last failure, if nothing came after it."""
@@ -33,12 +35,13 @@ class Ledger:
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
         self.tally = Tally()
+        self._counters: dict[tuple[object, ...], Counter] = {}
 
     def asked(self, *, demand: bool, missing: int) -> None:
         """Somebody asked for an extent of which ``missing`` chunks are not here."""
         self.tally.asks += 1
         self.tally.misses += missing > 0
-        self.metrics.asks.labels(_purpose(demand), "miss" if missing else "hit").inc()
+        self._of(self.metrics.asks, _purpose(demand), "miss" if missing else "hit").inc()
 
     def waited(self, duration_s: float, *, demand: bool) -> None:
         """A miss was answered after ``duration_s``."""
@@ -53,20 +56,28 @@ class Ledger:
     def received(self, tier: str, length: int, *, demand: bool) -> None:
         """``length`` stored bytes came from ``tier``."""
         self.tally.bytes_by_tier[tier] += length
-        self.metrics.tier_bytes.labels(tier, _purpose(demand)).inc(length)
+        self._of(self.metrics.tier_bytes, tier, _purpose(demand)).inc(length)
 
     def kept(self, tier: str, chunks: int, *, demand: bool) -> None:
         """``chunks`` from ``tier`` were right and are here now."""
         if chunks:
             self.tally.trouble = ""
             self.tally.chunks_by_tier[tier] += chunks
-            self.metrics.tier_chunks.labels(tier, _purpose(demand)).inc(chunks)
+            self._of(self.metrics.tier_chunks, tier, _purpose(demand)).inc(chunks)
 
     def failed(self, tier: str, outcome: str, why: str) -> None:
         """A fetch from ``tier`` ended without all that was asked for."""
         self.tally.corrupt += outcome == "corrupt"
         self.tally.last_failure = self.tally.trouble = f"{tier}: {why}"
         self.metrics.tier_outcomes.labels(tier, outcome).inc()
+
+    def _of(self, counter: Counter, *labels: str) -> Counter:
+        """One of a counter's children; looking it up there takes locks."""
+        key = (id(counter), *labels)
+        found = self._counters.get(key)
+        if found is None:
+            found = self._counters[key] = counter.labels(*labels)
+        return found
 
 
 def _purpose(demand: bool) -> str:

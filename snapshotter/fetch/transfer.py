@@ -8,24 +8,25 @@ It does not know who waits, and tries once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from snapshotter.chunks.offload import offload, over
 from snapshotter.chunks.view import View
-from snapshotter.content import BlobRef, Compression, Extent
+from snapshotter.content import BlobRef, Extent
 from snapshotter.errors import (
     CorruptError,
     EmberError,
     NoSpaceError,
     NotFoundError,
     RefusedError,
+    UnavailableError,
     restated,
 )
 from snapshotter.fetch.crew import Crew
@@ -39,10 +40,16 @@ from snapshotter.tiers.tier import Tier
 log = logging.getLogger(__name__)
 
 _AHEAD_BYTES = 1024 * 1024
+_BATCH_BYTES = 256 * 1024
+"""So much is decoded at once where nobody waits for a part of it."""
 _LATER_CHUNKS = 64
 _WRITE_CHUNKS = 16
 _LINGER_S = 0.0003
 """How long a chunk that somebody waits for is kept to be told of together with its neighbours."""
+
+
+class _WindowLostError(UnavailableError):
+    """The window of a checkpoint is not to be had: decoding can only begin at the beginning."""
 
 
 @dataclass(slots=True)
@@ -71,7 +78,7 @@ class Transfer:
         is_wanted: Callable[[int], bool],
     ) -> None:
         self.in_offset = 0
-        """Compressed offset up to which the blob was decoded; tells how far off a chunk is."""
+        """Compressed offset up to which the blob has come; tells how far off a chunk is."""
         self._crew = crew
         self._view = view
         self._ledger = ledger
@@ -94,57 +101,56 @@ class Transfer:
         or what the view's disk says.
         """
         for span in plan(source.index, chunks, gap_bytes=self._crew.limits.gap_bytes):
-            decoder = await self._begin(source.index, span)
-            self.in_offset = decoder.in_offset
-            extent = Extent(decoder.in_offset, decoder.span.in_end - decoder.in_offset)
             try:
-                pieces = tier.read(blob, extent, demand=self._ticket.demand)
-                await self._pump(tier, decoder, pieces)
-            except CorruptError:
-                decoder.failed = True
-                raise
-            finally:
-                self._held.clear()
-                self._crew.decoders.give(decoder)
+                await self._range(tier, blob, await self._begin(source.index, span))
+            except _WindowLostError as error:
+                log.error("reading %s from its beginning: %s", source.index.layer, error)
+                whole = replace(span, in_offset=0, checkpoint=0, first_chunk=0)
+                await self._range(tier, blob, Decoder(source.index, whole))
 
     async def whole(self, tier: Tier, source: LayerSource, blob: BlobRef) -> None:
         """Stream the blob from its first byte and keep all that is missing; errors as ranges()."""
         index = source.index
         (span,) = plan(index, range(index.chunk_count))
-        decoder = await offload(self._pool, Decoder, index, span)
+        decoder = Decoder(index, span)
         self.in_offset = 0
         try:
             await self._pump(tier, decoder, tier.stream(blob, demand=self._ticket.demand))
         finally:
             self._held.clear()
 
-    @property
-    def _pool(self) -> Executor:
-        crew = self._crew
-        return crew.demand_pool if self._ticket.demand else crew.background_pool
-
     async def _begin(self, index: LayerIndex, span: Span) -> Decoder:
-        if index.compression is Compression.PLAIN:  # nothing to read or to set up
-            return self._crew.decoders.take(index, span)
-        return await offload(self._pool, self._decoder, index, span)
+        """The decoder for ``span``: its own span says what to fetch."""
+        return self._crew.decoders.take(index, span)
 
-    def _decoder(self, index: LayerIndex, span: Span) -> Decoder:
+    async def _range(self, tier: Tier, blob: BlobRef, decoder: Decoder) -> None:
+        self.in_offset = decoder.in_offset
+        extent = Extent(decoder.in_offset, decoder.span.in_end - decoder.in_offset)
         try:
-            return self._crew.decoders.take(index, span)
-        except (NotFoundError, RefusedError) as error:
-            log.error("reading %s from its beginning: %s", index.layer, error)
-            whole = replace(span, in_offset=0, checkpoint=0, first_chunk=0)
-            return Decoder(index, whole)
+            await self._pump(tier, decoder, tier.read(blob, extent, demand=self._ticket.demand))
+        except CorruptError:
+            decoder.failed = True
+            raise
+        finally:
+            self._held.clear()
+            self._crew.decoders.give(decoder)
 
     async def _pump(
         self, tier: Tier, decoder: Decoder, pieces: AsyncGenerator[bytes, None]
     ) -> None:
-        """Decode what has come in a thread, while more is coming: no more than _AHEAD_BYTES."""
+        """Decode what has come in a thread, while more is coming: no more than _AHEAD_BYTES.
+
+        The thread is called when it has something to bring, not for each piece: going there and
+        back takes longer than decoding a chunk.
+        """
         work: asyncio.Task[None] | None = None
+        come = decoder.in_offset
         try:
             async with aclosing(pieces):
                 async for piece in pieces:
                     self._ledger.received(tier.name, len(piece), demand=self._ticket.demand)
+                    come += len(piece)
+                    self.in_offset = come
                     full = self._inbox_bytes >= _AHEAD_BYTES
                     if full and work is not None and not work.done():
                         self._taken.clear()
@@ -156,15 +162,16 @@ class Transfer:
                         continue  # read to its end, a connection can be used again
                     self._inbox.append(piece)
                     self._inbox_bytes += len(piece)
-                    if work is None:
+                    if work is None and come >= decoder.span.in_end:
+                        await self._work(tier, decoder)
+                    elif work is None and self._is_due(decoder, come):
                         work = asyncio.create_task(self._work(tier, decoder))
                     await self._crew.slots.give_way(self._ticket, self._crew.limits.yield_most_s)
             if work is not None:
                 await work
             await self._write_held(tier)
         except EmberError:
-            if work is not None:  # what came before the tier broke off is kept
-                await asyncio.wait({work})
+            await self._keep_what_came(tier, decoder, work)
             raise
         finally:
             if work is not None:
@@ -172,6 +179,30 @@ class Transfer:
                 await over(work)
                 work = None  # its error comes through this frame
             self._clear(decoder)
+
+    def _is_due(self, decoder: Decoder, come: int) -> bool:
+        """Whether a chunk that somebody waits for can be had from the inbox, or it is long."""
+        if self._inbox_bytes >= _BATCH_BYTES:
+            return True
+        if not self._ticket.demand:
+            return False
+        index, first = decoder.index, decoder.next_chunk
+        for number in range(first, min(first + _LATER_CHUNKS, decoder.span.last_chunk + 1)):
+            if index.chunk_input_end(number) > come:
+                return False
+            if self._is_wanted(number):
+                return True
+        return False
+
+    async def _keep_what_came(
+        self, tier: Tier, decoder: Decoder, work: asyncio.Task[None] | None
+    ) -> None:
+        """The tier broke off; or the decoder did, and then nothing more comes out of it."""
+        if work is not None:
+            await asyncio.wait({work})
+        elif self._inbox and not decoder.failed and not decoder.done:
+            with contextlib.suppress(EmberError):
+                await self._work(tier, decoder)
 
     def _clear(self, decoder: Decoder) -> None:
         if self._coming is not None:  # left half-way: the decoder is of no use any more
@@ -195,7 +226,6 @@ class Transfer:
                     await self._keep_urgently(tier)
                 else:
                     await self._gather(tier)
-                self.in_offset = decoder.in_offset
         finally:
             self._taken.set()
 
@@ -211,12 +241,15 @@ class Transfer:
 
     async def _keep_urgently(self, tier: Tier) -> None:
         """For readers: some chunks more, written through the page cache and told of."""
-        await self._write_held(tier)
+        if self._held:
+            await self._write_held(tier)
         step = await offload(self._crew.demand_pool, self._step, self._coming or iter(()))
         if step.ended:
             self._coming = None
         for number, fresh in step.kept:
             self._told(tier, number, fresh)
+        if step.kept:  # let them go on before the thread is back and wants the interpreter
+            await asyncio.sleep(0)
         self._view.settle()
         for number, data in step.full:
             self._told(tier, number, await self._view.write(number, data, demand=True))
@@ -280,5 +313,10 @@ class Transfer:
 
 def _decode(decoder: Decoder, batch: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
     """The chunks that come out of ``batch``, each as soon as it is whole."""
+    try:
+        decoder.open()
+    except (NotFoundError, RefusedError) as error:
+        decoder.failed = True
+        raise _WindowLostError(str(error)) from None
     for piece in batch:
         yield from decoder.chunks(piece)

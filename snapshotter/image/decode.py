@@ -107,22 +107,19 @@ class Decoder:
     """
 
     def __init__(self, index: LayerIndex, span: Span) -> None:
-        """Begin at the span's checkpoint.
-
-        Raises NotFoundError if the windows file is needed and missing, RefusedError if it is torn.
-        """
+        """Begin at the span's checkpoint; nothing is read or set up before the first bytes."""
         self.index = index
         self.span = span
         self.next_chunk = span.first_chunk
         """The number of the next chunk that comes out."""
         self.failed = False
-        self._stream = _stream_at(index, span)
-        self._chunk = bytearray(index.chunk_bytes)
+        self._opened: PlainStream | None = None
+        self._chunk = bytearray()
 
     @property
     def in_offset(self) -> int:
         """Compressed offset of the next byte to be fed."""
-        return self._stream.in_offset
+        return self.span.in_offset if self._opened is None else self._opened.in_offset
 
     @property
     def done(self) -> bool:
@@ -132,7 +129,22 @@ class Decoder:
     @property
     def memory_bytes(self) -> int:
         """About how much memory this decoder holds."""
-        return self._stream.memory_bytes() + len(self._chunk)
+        held = 0 if self._opened is None else self._opened.memory_bytes()
+        return held + len(self._chunk)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was set up: before that there is nothing in it to be continued."""
+        return self._opened is not None
+
+    def open(self) -> None:
+        """Read the checkpoint's window and set up; done by the first bytes, if not before.
+
+        Raises NotFoundError if the windows file is needed and missing, RefusedError if it is torn.
+        """
+        if self._opened is None:
+            self._opened = _stream_at(self.index, self.span)
+            self._chunk = bytearray(self.index.chunk_bytes)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[tuple[int, bytes]]:
         """Give the compressed bytes at ``in_offset``: the chunks that are now whole.
@@ -147,8 +159,9 @@ class Decoder:
 
         ``data`` must stay as it is until the iterator ends, and no iterator may be left half-way.
         Bytes behind what the span needs are left alone (``in_offset`` tells). Raises CorruptError
-        if the bytes cannot be this layer's.
+        if the bytes cannot be this layer's, or as ``open`` does.
         """
+        self.open()
         try:
             yield from self._chunks(memoryview(data))
         except RefusedError as error:
@@ -172,7 +185,8 @@ class Decoder:
         self.span = replace(span, in_offset=self.in_offset, first_chunk=self.next_chunk)
 
     def _chunks(self, data: memoryview) -> Iterator[tuple[int, bytes]]:
-        stream, size = self._stream, self.index.chunk_bytes
+        stream, size = self._opened, self.index.chunk_bytes
+        assert stream is not None
         while not self.done:
             number, filled = divmod(stream.out_offset, size)
             length = self.index.chunk_extent(number).length
@@ -216,7 +230,7 @@ class DecoderPool:
     def take(self, index: LayerIndex, span: Span) -> Decoder:
         """A decoder for ``span``, the caller's alone: a kept one if that is nearer, or a new one.
 
-        What must be fetched and fed is the *decoder's* ``span``. Raises as Decoder does.
+        What must be fetched and fed is the *decoder's* ``span``. Quick: nothing is read.
         """
         with self._lock:
             nearest = max(
@@ -235,7 +249,8 @@ class DecoderPool:
         """Hand a decoder back for reuse; it is dropped if it failed or nothing lies ahead."""
         index = decoder.index
         plain = index.compression is Compression.PLAIN
-        if decoder.failed or plain or decoder.next_chunk >= index.chunk_count:
+        over = decoder.failed or decoder.next_chunk >= index.chunk_count
+        if over or plain or not decoder.is_open:
             return
         with self._lock:
             self._kept[id(decoder)] = decoder

@@ -8,6 +8,7 @@ A wrapper adds one rule (cool-down, redirects, authorization) and passes the res
 from __future__ import annotations
 
 import base64
+import functools
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -90,6 +91,7 @@ class Sender(Protocol):
     async def send(self, request: Request) -> Response: ...
 
 
+@functools.lru_cache(maxsize=1024)  # asked several times of each request
 def origin_of(url: str) -> tuple[str, str, int]:
     """Scheme, host and port: what decides whether a secret may travel."""
     parts = urlsplit(url)
@@ -97,6 +99,7 @@ def origin_of(url: str) -> tuple[str, str, int]:
     return parts.scheme, (parts.hostname or "").lower(), port
 
 
+@functools.lru_cache(maxsize=1024)
 def without_query(url: str) -> str:
     """The URL as it may stand in a message: signatures and users left out."""
     try:

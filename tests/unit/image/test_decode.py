@@ -301,11 +301,11 @@ def test_a_missing_or_torn_windows_file_is_named(tmp_path: Path) -> None:
     whole = windows.read_bytes()
     windows.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(RefusedError, match=r"window of checkpoint \d+ .* torn"):
-        Decoder(index, span)
+        Decoder(index, span).open()
     windows.unlink()
     with pytest.raises(NotFoundError, match="indexed again"):
-        Decoder(index, span)
-    assert Decoder(index, plan(index, [0])[0]).in_offset == 0
+        Decoder(index, span).open()
+    Decoder(index, plan(index, [0])[0]).open()
 
 
 def test_a_single_frame_is_known_not_to_be_random_access(tmp_path: Path) -> None:
