@@ -77,6 +77,11 @@ def _absolute(path: Path) -> Path:
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
 
+def _nothing(value: object) -> object:
+    """An empty text is no path."""
+    return None if value == "" else value
+
+
 def _socket(value: object) -> object:
     """The kubelet and crictl write ``unix:///run/x.sock``; here that is the path."""
     return value.removeprefix("unix://") if isinstance(value, str) else value
@@ -129,6 +134,18 @@ class FirstPull(Section):
     assumed_rate: SomeBytes = 12_500_000
     parallel_layers: Annotated[int, Field(ge=1, le=64)] = 4
     index_when_idle: StrictBool = True
+
+
+class Index(Section):
+    """Indexes that others made: whose count, how they are looked for, and giving away our own."""
+
+    trust: Literal["signed", "registry"] = "signed"
+    trusted_keys: AbsolutePath = Path("/etc/ember/keys")
+    lookup: StrictBool = True
+    lookup_budget: Seconds = 1.5
+    forget_misses: Seconds = 600.0
+    push: StrictBool = False
+    sign_key: Annotated[AbsolutePath | None, BeforeValidator(_nothing)] = None
 
 
 class Registry(Section):
@@ -213,6 +230,7 @@ class Config(Section):
     log_format: Literal["text", "json"] = "text"
     containerd: Containerd = Containerd()
     first_pull: FirstPull = FirstPull()
+    index: Index = Index()
     registry: Registry = Registry()
     cri_proxy: CriProxy = CriProxy()
     fetch: Fetch = Fetch()

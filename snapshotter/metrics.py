@@ -59,7 +59,25 @@ class Metrics:
             ["state"],
             registry=self.registry,
         )
-
+        self.index_lookups = Counter(
+            "ember_index_lookups",
+            "Lookups of indexes that others made: found, partly, absent, refused, failed, slow or"
+            " busy",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.index_comparisons = Counter(
+            "ember_index_comparisons",
+            "Unsigned indexes that were compared with their complete layer: right or wrong",
+            ["verdict"],
+            registry=self.registry,
+        )
+        self.index_pushes = Counter(
+            "ember_index_pushes",
+            "Images whose indexes were to be pushed: pushed, there (already), refused or failed",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.reads_waiting = Gauge(
             "ember_reads_waiting", "Reads that wait in the kernel just now", registry=self.registry
         )

@@ -17,8 +17,10 @@ from snapshotter.daemon.undo import Undo
 from snapshotter.fetch import Road
 from snapshotter.image.index_writer import remove_leftovers
 from snapshotter.imagefs import catalog as catalog_tables
+from snapshotter.imagefs import verdicts
 from snapshotter.imagefs.catalog import Catalog
 from snapshotter.imagefs.datapath import DataPath
+from snapshotter.imagefs.provenance import remove_strays
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.metrics import Metrics
 from snapshotter.oci.pull_credentials import PullCredentials
@@ -54,13 +56,14 @@ async def open_groundwork(
         data_path = opening.open_data_path(config, undo)
         opening.keep_pulls(config, data_path, pulls)
     database = await Database.open(
-        config.root / "ember.db", (metastore.SCHEMA, catalog_tables.PIECE)
+        config.root / "ember.db", (metastore.SCHEMA, catalog_tables.PIECE, verdicts.PIECE)
     )
     undo.later(database.close)
     catalog = Catalog(database)
     await catalog.load()
     indexes = opening.directory(config, "index")
     remove_leftovers(indexes)
+    remove_strays(indexes)
     shelf = Shelf(indexes, catalog.layers_of_view, catalog.origins)
     store = await opening.open_store(config, engine, clock, undo)
     registry = opening.open_origins(config, pulls, clock, undo)

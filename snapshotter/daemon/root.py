@@ -15,15 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from snapshotter.chunks.space import is_full
-from snapshotter.clock import SystemClock
+from snapshotter.clock import Clock, SystemClock
 from snapshotter.config import Config
 from snapshotter.content import BlobRef, Digest
 from snapshotter.daemon import opening
 from snapshotter.daemon.groundwork import Groundwork, open_groundwork
+from snapshotter.daemon.indexes import Indexes, open_comparison, open_indexes
 from snapshotter.daemon.undo import Undo
 from snapshotter.errors import NoSpaceError, UnavailableError
 from snapshotter.fetch import Road
 from snapshotter.image.index import LayerIndex
+from snapshotter.imagefs.catalog import Catalog
 from snapshotter.imagefs.completion import Completion
 from snapshotter.imagefs.datapath import DataPath
 from snapshotter.imagefs.decision import Decider
@@ -108,15 +110,29 @@ class Daemon:
         await restore(
             links, ground.data_path, layer_mounts, views, ground.shelf, ground.catalog.names_of_blob
         )
-        ingest, decider = self._open_decider(ground, views, metrics)
+        ingest, decider, indexes = await self._open_decider(ground, views, layer_mounts, metrics)
         layers = Layers(
             decider, ground.catalog, ground.shelf, ingest, layer_mounts, views, self._clock
         )
         pump = self._listen(ground, views)
         if pump is not None:
             pump.waiting.publish(metrics)
-        layers.when_mounted = self._open_completion(ground.road, views).wake
+        completion = self._open_completion(ground.road, views)
+        layers.when_mounted = completion.wake
         remover = self._open_removal(ground, ingest, layer_mounts, views)
+        comparison = open_comparison(
+            indexes,
+            ground,
+            views,
+            ingest,
+            layer_mounts,
+            remover,
+            partial(_refuse, ground.catalog, decider, self._clock),
+            metrics,
+            self._clock,
+            self._undo,
+        )
+        completion.when_stuck = comparison.suspect
         operations = DaemonOperations(
             Parts(
                 catalog=ground.catalog,
@@ -188,15 +204,13 @@ class Daemon:
             directio=directio,
         )
 
-    def _open_decider(
-        self, ground: Groundwork, views: Views, metrics: Metrics
-    ) -> tuple[Ingest, Decider]:
+    async def _open_decider(
+        self, ground: Groundwork, views: Views, mounts: LayerMounts, metrics: Metrics
+    ) -> tuple[Ingest, Decider, Indexes]:
         config, clock, catalog = self._config, self._clock, ground.catalog
 
         async def refused(blob: Digest, diff_id: Digest, reason: str) -> None:
-            await catalog.blame(blob, diff_id, reason, clock.wall_ns())
-            for image in catalog.images_of_blob(blob):
-                decider.forget(image.manifest)
+            await _refuse(catalog, decider, clock, blob, diff_id, reason)
 
         ingest = Ingest(
             ground.registry,
@@ -222,6 +236,10 @@ class Daemon:
             idle.start()
             self._undo.later(idle.stop)
 
+        indexes = await open_indexes(
+            config, ground, ingest, mounts, self._pool(2, "arrivals"), metrics, clock, self._undo
+        )
+
         async def here(index: LayerIndex) -> bool:
             return await views.whole(index.diff_id)
 
@@ -233,11 +251,12 @@ class Daemon:
             ContainerdDocuments(ground.containerd, origin),
             origin,
             ingest,
+            indexes.foreign,
             here,
             idle.want,
             clock,
         )
-        return ingest, decider
+        return ingest, decider, indexes
 
     def _open_warmer(
         self, ground: Groundwork, ingest: Ingest, decider: Decider, views: Views
@@ -338,3 +357,12 @@ class Daemon:
         )
         await server.start()
         self._undo.later(server.stop)
+
+
+async def _refuse(
+    catalog: Catalog, decider: Decider, clock: Clock, blob: Digest, view: Digest, reason: str
+) -> None:
+    """A layer is refused: what was decided on its images no longer holds."""
+    await catalog.blame(blob, view, reason, clock.wall_ns())
+    for image in catalog.images_of_blob(blob):
+        decider.forget(image.manifest)

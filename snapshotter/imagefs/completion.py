@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 RETRY_S = 300.0
 
 
+def _nobody(view: Digest) -> None:
+    """Nobody wants to know."""
+
+
 class Road(Protocol):
     """The background's way to the road (fetch.py)."""
 
@@ -46,6 +50,7 @@ class Completion:
         self._task: asyncio.Task[None] | None = None
         self._retry: asyncio.Task[None] | None = None
         self.current: Digest | None = None
+        self.when_stuck: Callable[[Digest], object] = _nobody
 
     def start(self) -> None:
         """Begin; what an earlier daemon left incomplete is taken up first."""
@@ -87,6 +92,7 @@ class Completion:
                 await self._road.complete(views[0], self._bytes_per_s)
             except EmberError as error:
                 log.warning("view %s can't be completed yet: %s", views[0], error)
+                self.when_stuck(views[0])
             except Exception:
                 log.exception("completing view %s failed", views[0])
             finally:

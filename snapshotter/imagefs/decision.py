@@ -1,8 +1,9 @@
 """Is this image served lazily? Decided once a pull, for all layers, before the first is answered.
 
-What the whole image needs is looked at: a data path, its documents, an index for every layer or the
-leave to stream those that lack one, and credentials that reach the origin. The answer comes within
-seconds whatever the network does; every "no" has a reason that `ember status` shows.
+What the whole image needs is looked at: a data path, its documents, an index for every layer (here,
+or beside the image in its repository) or the leave to stream those that lack one, and credentials
+that reach the origin. The answer comes within seconds whatever the network does; every "no" has a
+reason that `ember status` shows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from snapshotter.clock import Clock
@@ -19,12 +20,12 @@ from snapshotter.errors import EmberError, UnauthorizedError
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.admission import Admission, Giver
 from snapshotter.imagefs.catalog import Catalog, Image, Layer
+from snapshotter.imagefs.pulls import Decision, Pull
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.snapshots.lazy import LayerClaim
 
 log = logging.getLogger(__name__)
 
-HOLDS_S = 60.0
 PENDING_DECISIONS = 1024
 
 NO_LABELS = (
@@ -69,6 +70,22 @@ class Streams(Protocol):
     def rate(self, registry: str) -> float: ...
 
 
+class Others(Protocol):
+    """Indexes that others made (foreign.py)."""
+
+    def doubtful(self, document: ImageDocument) -> dict[Layer, str]:
+        """What is here of the image by indexes that do not count for it, and why not."""
+        ...
+
+    async def look(self, document: ImageDocument, wanted: Sequence[Layer]) -> str:
+        """Have indexes for ``wanted`` here, within a budget; why there is none."""
+        ...
+
+    async def discard(self, doubtful: dict[Layer, str]) -> str | None:
+        """Have these go, with what they brought; why the image can't be lazy, if they can't."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """``mode`` is auto, stream or overlay; ``budget_s`` is what a first pull may take in auto."""
@@ -77,48 +94,6 @@ class Policy:
     budget_s: float
     timeout_s: float
     no_path: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The answer for all layers of an image."""
-
-    lazy: bool
-    reason: str
-    layers: tuple[Layer, ...]
-    made_s: float
-
-
-@dataclass(slots=True)
-class _Pull:
-    """What was decided for a pull of an image, and the chains that were answered with it."""
-
-    reference: str | None
-    decision: Decision
-    claimed_s: float
-    answered: set[str] = field(default_factory=set)
-
-    def has(self, claim: LayerClaim, now_s: float) -> bool:
-        """Whether ``claim`` belongs to this pull, so that what was decided holds for it too.
-
-        A lazy pull is over within moments: nothing is fetched between its layers. One that
-        containerd does itself may take an hour, and indexing begins meanwhile: it goes on with the
-        layer above each that it was left, and other clients come to it while that is unpacked.
-        Of a pull that failed the snapshot stays until containerd collects its garbage.
-        """
-        if self.decision.lazy:  # what one repository gives is no other's to give
-            young = now_s - self.decision.made_s < HOLDS_S
-            return young and claim.image_ref == self.reference
-        if claim.being_unpacked and now_s - self.claimed_s < HOLDS_S:
-            return True
-        parent = claim.below[-1].chain_id if claim.below else None
-        return parent in self.answered and claim.chain_id not in self.answered
-
-    def answer(self, claim: LayerClaim, now_s: float) -> Decision:
-        """The decision, for ``claim`` too."""
-        self.claimed_s = now_s
-        self.answered.add(claim.chain_id)
-        return self.decision
 
 
 class Decider:
@@ -132,6 +107,7 @@ class Decider:
         documents: Documents,
         origin: Origin,
         streams: Streams,
+        others: Others,
         view_complete: Callable[[LayerIndex], Awaitable[bool]],
         index_later: Callable[[str, ImageDocument, Sequence[Layer]], None],
         clock: Clock,
@@ -143,13 +119,14 @@ class Decider:
         self._origin = origin
         self._admission = Admission(catalog, origin)
         self._streams = streams
+        self._others = others
         self._view_complete = view_complete
         self._index_later = index_later
         self._clock = clock
         self.unlabelled = 0
         """Layers that were prepared without a word of their image, since the daemon's start."""
-        self._pulls: dict[tuple[str, str], _Pull] = {}
-        self._pending: dict[tuple[str, str, str | None], asyncio.Task[_Pull]] = {}
+        self._pulls: dict[tuple[str, str], Pull] = {}
+        self._pending: dict[tuple[str, str, str | None], asyncio.Task[Pull]] = {}
 
     async def decide(self, claim: LayerClaim) -> Decision:
         """The decision for the image that ``claim`` belongs to; no if it can't be made in time."""
@@ -173,9 +150,9 @@ class Decider:
         pull = await asyncio.shield(task)
         return pull.answer(claim, self._clock.monotonic_s())
 
-    async def _begin(self, key: tuple[str, str], claim: LayerClaim) -> _Pull:
+    async def _begin(self, key: tuple[str, str], claim: LayerClaim) -> Pull:
         decision = await self._make(claim)
-        pull = _Pull(claim.image_ref, decision, decision.made_s)
+        pull = Pull(claim.image_ref, decision, decision.made_s)
         self._pulls.pop(key, None)
         while len(self._pulls) >= PENDING_DECISIONS:
             self._pulls.pop(next(iter(self._pulls)))
@@ -250,14 +227,28 @@ class Decider:
         if reason is not None:
             return reason
         missing = self._unindexed(document)
-        here = not missing and await self._all_here(document, deadline_s)
-        if here is None:
-            return f"what is here of it could not be seen within {self._policy.timeout_s:g} s"
-        if not here:
-            asked = self._origin.check(document.reference, document.manifest)
-            reason = await self._refusal(asked, deadline_s)
+        doubtful = self._others.doubtful(document)
+        stale = [layer for layer in document.layers if layer in doubtful]
+        search = self._search(document, [*missing, *stale])
+        try:
+            here = not missing and not doubtful and await self._all_here(document, deadline_s)
+            if here is None:
+                return f"what is here of it could not be seen within {self._policy.timeout_s:g} s"
+            if not here:
+                asked = self._origin.check(document.reference, document.manifest)
+                reason = await self._refusal(asked, deadline_s)
+            if reason is None and search is not None:
+                left_s = deadline_s - asyncio.get_running_loop().time()
+                await asyncio.wait([search], timeout=max(0.0, left_s))
+        finally:
+            if search is not None:
+                search.cancel()  # what it waits for goes on
+        if reason is None and doubtful:
+            reason = await self._without_doubt(document, deadline_s)
         unknown = [
-            layer for layer in missing if not self._streams.running(layer.blob, layer.diff_id)
+            layer
+            for layer in self._unindexed(document)
+            if not self._streams.running(layer.blob, layer.diff_id)
         ]
         if reason is None and unknown and self._policy.mode != "stream":
             reason = self._too_long(document, unknown)
@@ -267,6 +258,22 @@ class Decider:
             asked = self._admission.check(document.repository, document.layers)
             reason = await self._refusal(asked, deadline_s)
         return reason
+
+    def _search(self, document: ImageDocument, wanted: Sequence[Layer]) -> asyncio.Task[str] | None:
+        """A lookup of what is not on its way already."""
+        running = self._streams.running
+        wanted = [each for each in wanted if not running(each.blob, each.diff_id)]
+        if not wanted or not document.repository:
+            return None
+        return asyncio.create_task(self._others.look(document, wanted), name="look for indexes")
+
+    async def _without_doubt(self, document: ImageDocument, deadline_s: float) -> str | None:
+        """What does not count for this image goes, unless the image may not even be read."""
+        doubtful = self._others.doubtful(document)
+        if not doubtful:
+            return None
+        asked = self._admission.check(document.repository, document.layers)
+        return await self._refusal(asked, deadline_s) or await self._others.discard(doubtful)
 
     def hindrance(self, document: ImageDocument) -> str | None:
         """Why the image could not be lazy on this node, whatever is fetched; None: it could."""
@@ -278,7 +285,9 @@ class Decider:
             if fault is not None:
                 return f"layer {layer.blob} was refused: {fault}"
             index = self._shelf.get(layer.blob)
-            if index is not None and index.diff_id != layer.diff_id:
+            if index is None or index.diff_id == layer.diff_id:
+                continue
+            if layer not in self._others.doubtful(document):
                 return (
                     f"layer {layer.blob} unpacks to {index.diff_id}, but the image's config"
                     f" promises {layer.diff_id}"

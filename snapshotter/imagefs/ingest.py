@@ -72,6 +72,8 @@ class Ingest:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._streamed: dict[Digest, int] = {}
+        self.on_indexed: Callable[[Digest], object] = _nobody
+        """Told of each layer that this node has built the index of, before anybody else is."""
 
     def running(self, blob: Digest, diff_id: Digest) -> bool:
         """True while the layer is on its way or waits for its turn."""
@@ -278,6 +280,7 @@ class Ingest:
             await self._feed(job, indexer, source, came)
             loop = asyncio.get_running_loop()
             index = await loop.run_in_executor(self._executor, indexer.finish)
+            self.on_indexed(job.blob.digest)
             if staging is not None:
                 await staging.seal(index)
         except BaseException:
@@ -327,6 +330,10 @@ class Ingest:
             self._streamed.pop(next(iter(self._streamed)))
         before = self._streamed.get(job.diff_id, 0)
         self._streamed[job.diff_id] = before + job.blob.size_bytes
+
+
+def _nobody(blob: Digest) -> None:
+    """Nobody wants to know."""
 
 
 def _uncounted(count_bytes: int) -> None:

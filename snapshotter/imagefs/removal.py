@@ -87,6 +87,17 @@ class Remover:
         await self._work.finish(self._drop_view(layer, outcome))
         return outcome.freed_bytes
 
+    async def discard(self, layer: Layer) -> str:
+        """Drop the layer's data and its index, whoever has it; why they stay, if they do."""
+        outcome = Outcome()
+        await self._work.finish(self._discard(layer, outcome))
+        return "; ".join(outcome.kept)
+
+    async def _discard(self, layer: Layer, outcome: Outcome) -> None:
+        if await self._drop_view(layer, outcome):
+            self._forget_origin(layer.diff_id)
+            self._drop_index(layer, outcome)
+
     def _index_bytes(self, layer: Layer) -> int:
         return self._shelf.bytes_on_disk(layer.blob)
 

@@ -1,7 +1,8 @@
 """The indexes of this node: opened on first use, a bounded number kept open.
 
-An index is looked up by its layer's blob digest. The shelf also answers the road's question where a
-view's chunks can be made from: every indexed blob that unpacks to it, with every origin known.
+An index is looked up by its layer's blob digest, and beside it lies where it came from: whether it
+counts is for others to say (trust.py). The shelf also answers the road's question where a view's
+chunks can be made from: every indexed blob that unpacks to it, with every origin known.
 """
 
 from __future__ import annotations
@@ -14,24 +15,34 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ioengine.directories import sync_directory
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import EmberError, NotFoundError, RefusedError, UnavailableError
 from snapshotter.fetch import LayerSource
 from snapshotter.image.index import LayerIndex
+from snapshotter.imagefs.provenance import (
+    BUILT_HERE,
+    PROVENANCE_SUFFIX,
+    Provenance,
+    read_provenance,
+    write_provenance,
+)
 
 log = logging.getLogger(__name__)
 
 OPEN_INDEXES = 2048
 BROKEN_KEPT = 8
 _BROKEN = ".broken"
+_FILES = (".idx", ".win", PROVENANCE_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What is seen of an index without opening it; ``disk_bytes`` are those of its two files."""
+    """What is seen of an index without opening it; ``disk_bytes`` are those of all its files."""
 
     view_bytes: int
     disk_bytes: int
+    provenance: Provenance = BUILT_HERE
 
 
 def _nobody(view: Digest, blob: BlobRef) -> None:
@@ -39,7 +50,7 @@ def _nobody(view: Digest, blob: BlobRef) -> None:
 
 
 class Shelf:
-    """Indexes by layer digest, in one directory of ``<hex>.idx`` and ``<hex>.win`` files."""
+    """Indexes by layer digest, in one directory of ``<hex>.idx``, ``.win`` and ``.from`` files."""
 
     def __init__(
         self,
@@ -51,6 +62,7 @@ class Shelf:
         self._blobs_of_view = blobs_of_view
         self._origins = origins
         self._open: OrderedDict[Digest, LayerIndex] = OrderedDict()
+        self._provenance: dict[Digest, Provenance] = {}
         self.index_another: Callable[[Digest, BlobRef], object] = _nobody
 
     def path(self, blob: Digest) -> Path:
@@ -73,11 +85,36 @@ class Shelf:
             return None
         except RefusedError as error:
             self._put_aside(path, error)
+            self._provenance.pop(blob, None)
             return None
         self._open[blob] = index
         while len(self._open) > OPEN_INDEXES:
             self._open.popitem(last=False)
         return index
+
+    def provenance(self, blob: Digest) -> Provenance:
+        """Where the index of ``blob`` came from; built here, if there is none."""
+        known = self._provenance.get(blob)
+        if known is None:
+            known = read_provenance(self.path(blob))
+            while len(self._provenance) >= OPEN_INDEXES:
+                self._provenance.pop(next(iter(self._provenance)))
+            self._provenance[blob] = known
+        return known
+
+    def vouch(self, blob: Digest, provenance: Provenance) -> None:
+        """Note where the index of ``blob`` comes from; before it appears. Blocks for a sync.
+
+        OSError: it is not noted, and must not appear.
+        """
+        write_provenance(self.path(blob), provenance)
+        self._provenance[blob] = provenance
+
+    def renewed(self, blob: Digest) -> None:
+        """This node has built the index of ``blob``: what was there before is forgotten."""
+        self._open.pop(blob, None)
+        _remove(self.path(blob).with_suffix(PROVENANCE_SUFFIX))
+        self._provenance.pop(blob, None)
 
     def _put_aside(self, path: Path, error: RefusedError) -> None:
         """Keep the last few for whoever wants to know what was wrong with them."""
@@ -86,6 +123,7 @@ class Shelf:
         try:
             _remove(broken)
             path.replace(broken)
+            self._forget_provenance(path)
         except OSError as failure:
             raise UnavailableError(
                 f"{error}; nor can it be put aside ({failure.strerror}): move it away"
@@ -119,6 +157,15 @@ class Shelf:
         self._open.pop(blob, None)
         for suffix in (".idx", ".win", _BROKEN):
             _remove(self.path(blob).with_suffix(suffix))
+        self._forget_provenance(self.path(blob))
+        self._provenance.pop(blob, None)
+
+    def _forget_provenance(self, path: Path) -> None:
+        """Where an index came from, once it surely is gone: without that it would be our own."""
+        provenance = path.with_suffix(PROVENANCE_SUFFIX)
+        if provenance.exists() and not path.exists():
+            sync_directory(path.parent)
+            _remove(provenance)
 
     def glance(self, blobs: Iterable[Digest]) -> dict[Digest, Glance]:
         """Those of ``blobs`` that are indexed. Blocks, for a worker thread; opens none for good."""
@@ -126,13 +173,15 @@ class Shelf:
         for blob in blobs:
             with contextlib.suppress(EmberError):
                 index = LayerIndex.open(self.path(blob), layer=blob, verify=False)
-                seen[blob] = Glance(index.view_bytes, self.bytes_on_disk(blob))
+                seen[blob] = Glance(
+                    index.view_bytes, self.bytes_on_disk(blob), read_provenance(self.path(blob))
+                )
         return seen
 
     def bytes_on_disk(self, blob: Digest) -> int:
-        """Allocated bytes of the two files of ``blob``'s index."""
+        """Allocated bytes of the files of ``blob``'s index."""
         total = 0
-        for suffix in (".idx", ".win"):
+        for suffix in _FILES:
             with contextlib.suppress(OSError):
                 total += self.path(blob).with_suffix(suffix).stat().st_blocks * 512
         return total

@@ -41,6 +41,10 @@ def _view_of(name: str) -> Digest:
     return Digest(_ALGORITHMS.get(len(name), "sha256"), name)
 
 
+def _nobody() -> None:
+    """Nobody wants to know."""
+
+
 class StagedView:
     """A view that is being written whole (ingest.Staging over the chunk store)."""
 
@@ -80,6 +84,7 @@ class Views:
         self._unmarked = unmarked
         self._marked = marked
         self._find_index = find_index
+        self.when_complete: Callable[[], object] = _nobody
         self._inodes: dict[int, Digest] = {}
         self._guarded: dict[Digest, View] = {}
         self._kept: Counter[Digest] = Counter()
@@ -166,6 +171,7 @@ class Views:
         self._guarded[view.digest] = view
 
     def _completed(self, view: View) -> None:
+        self.when_complete()
         if self._guard is None or self._store.get(view.digest) is not view:
             return
         try:

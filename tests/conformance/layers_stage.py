@@ -38,7 +38,7 @@ from snapshotter.snapshots.database import Database
 from snapshotter.snapshots.lazy import LayerClaim, LazyLayers
 from tests.cases.tars import file, layer
 from tests.fakes.lazy import digest
-from tests.unit.imagefs.parts import Later, Origin
+from tests.unit.imagefs.parts import Later, Origin, Others
 
 REPOSITORY = "registry.example/app"
 FILES = {"one": b"1" * 100_000, "two": b"2"}
@@ -137,7 +137,9 @@ async def real_stage(directory: Path) -> AsyncIterator[RealStage]:
         undo.push_async_callback(ingest.close)
         policy = Policy("stream", 60, 5, None)
         later = Later()
-        decider = Decider(policy, catalog, shelf, library, origin, ingest, here, later.want, clock)
+        decider = Decider(
+            policy, catalog, shelf, library, origin, ingest, Others(), here, later.want, clock
+        )
         metadata = MetadataImages(directory / "metadata")
         instances = LayerMounts(directory / "layers", views, metadata, pool, pool, directio=False)
         instances.restore(())

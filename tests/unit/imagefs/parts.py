@@ -134,3 +134,28 @@ class Staged:
 
     async def discard(self) -> None:
         self.discarded = True
+
+
+class Others:
+    """Indexes that others made: by default there is none. ``indexes`` lie beside the image."""
+
+    def __init__(self) -> None:
+        self.asked: list[Layer] = []
+        self.doubts: dict[Layer, str] = {}
+        self.kept: str | None = None
+        self.discarded: list[Layer] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    def doubtful(self, document: ImageDocument) -> dict[Layer, str]:
+        return {layer: why for layer, why in self.doubts.items() if layer not in self.discarded}
+
+    async def look(self, document: ImageDocument, wanted: Sequence[Layer]) -> str:
+        self.asked.extend(wanted)
+        await self.answers.wait()
+        return "there is none"
+
+    async def discard(self, doubtful: dict[Layer, str]) -> str | None:
+        if self.kept is None:
+            self.discarded.extend(doubtful)
+        return self.kept

@@ -13,12 +13,22 @@ import pytest
 from snapshotter.errors import EmberError, NotFoundError, UnauthorizedError, UnavailableError
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.catalog import PIECE, Catalog
-from snapshotter.imagefs.decision import HOLDS_S, NO_LABELS, Decider, Policy
+from snapshotter.imagefs.decision import NO_LABELS, Decider, Policy
+from snapshotter.imagefs.pulls import HOLDS_S
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.snapshots.database import Database
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.lazy import digest
-from tests.unit.imagefs.parts import Documents, Later, Origin, Streams, claim, document, layer
+from tests.unit.imagefs.parts import (
+    Documents,
+    Later,
+    Origin,
+    Others,
+    Streams,
+    claim,
+    document,
+    layer,
+)
 
 LAYERS = (layer("one"), layer("two"))
 BIG = (layer("low"), layer("mid"), layer("top"))
@@ -32,6 +42,7 @@ class Scene:
         self.documents = Documents(document(*LAYERS))
         self.origin = Origin()
         self.streams = Streams()
+        self.others = Others()
         self.later = Later()
         self.clock = HandClock()
         self.decider = Decider(
@@ -41,6 +52,7 @@ class Scene:
             self.documents,
             self.origin,
             self.streams,
+            self.others,
             self._complete,
             self.later.want,
             self.clock,

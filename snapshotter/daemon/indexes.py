@@ -1,0 +1,115 @@
+"""Indexes that others made, put together: trust, lookups, and what is compared afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from snapshotter.clock import Clock
+from snapshotter.config import Config
+from snapshotter.content import Digest
+from snapshotter.daemon.groundwork import Groundwork
+from snapshotter.daemon.undo import Undo
+from snapshotter.imagefs.arrivals import Arrivals
+from snapshotter.imagefs.comparison import Comparison, Means
+from snapshotter.imagefs.foreign import ForeignIndexes
+from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.layer_mounts import LayerMounts
+from snapshotter.imagefs.lookup import Lookup
+from snapshotter.imagefs.removal import Remover
+from snapshotter.imagefs.trust import Trust
+from snapshotter.imagefs.verdicts import Verdicts
+from snapshotter.imagefs.views import Views
+from snapshotter.indexes.keys import TrustedKeys
+from snapshotter.metrics import Metrics
+
+Refused = Callable[[Digest, Digest, str], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Indexes:
+    """What is made for other people's indexes; ``comparison`` follows once there is a remover."""
+
+    trust: Trust
+    verdicts: Verdicts
+    arrivals: Arrivals
+    lookup: Lookup | None
+    foreign: ForeignIndexes
+
+
+async def open_indexes(
+    config: Config,
+    ground: Groundwork,
+    ingest: Ingest,
+    mounts: LayerMounts,
+    pool: ThreadPoolExecutor,
+    metrics: Metrics,
+    clock: Clock,
+    undo: Undo,
+) -> Indexes:
+    """All of it; nothing is asked of anybody yet."""
+    settings, shelf = config.index, ground.shelf
+    trust = Trust(settings.trust, TrustedKeys(settings.trusted_keys))
+    verdicts = Verdicts(ground.database)
+    await verdicts.load()
+    arrivals = Arrivals(shelf, trust, ground.registry, ingest.running, pool)
+    lookup = None
+    if settings.lookup:
+        lookup = Lookup(
+            ground.registry,
+            arrivals,
+            trust,
+            verdicts.of_artifact,
+            clock,
+            budget_s=settings.lookup_budget,
+            forget_s=settings.forget_misses,
+            count=lambda outcome: metrics.index_lookups.labels(outcome).inc(),
+        )
+        undo.later(lookup.close)
+
+    def built(blob: Digest) -> None:
+        foreign = not shelf.provenance(blob).own
+        shelf.renewed(blob)
+        if foreign:
+            mounts.metadata.drop(blob.hex)
+
+    ingest.on_indexed = built
+    foreign = ForeignIndexes(ground.catalog, shelf, trust, lookup)
+    return Indexes(trust, verdicts, arrivals, lookup, foreign)
+
+
+def open_comparison(
+    indexes: Indexes,
+    ground: Groundwork,
+    views: Views,
+    ingest: Ingest,
+    mounts: LayerMounts,
+    remover: Remover,
+    blame: Refused,
+    metrics: Metrics,
+    clock: Clock,
+    undo: Undo,
+) -> Comparison:
+    """Compares in the background what nobody vouches for."""
+    indexes.foreign.discards = remover
+    comparison = Comparison(
+        Means(
+            ground.shelf,
+            indexes.trust,
+            ground.catalog,
+            views,
+            ingest,
+            mounts,
+            remover,
+            indexes.verdicts,
+            blame,
+            lambda verdict: metrics.index_comparisons.labels(verdict).inc(),
+            clock,
+        )
+    )
+    views.when_complete = comparison.wake
+    indexes.arrivals.arrived = comparison.wake
+    comparison.start()
+    undo.later(comparison.stop)
+    return comparison

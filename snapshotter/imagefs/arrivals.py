@@ -1,0 +1,203 @@
+"""Indexes that others made arrive: fetched, checked wholly, put on the shelf with their origin.
+
+An index of somebody else appears on the shelf only when nothing in it can be read in two ways, and
+after the note that says whose it is. It never takes the place of one that is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from ioengine.directories import sync_directory
+from snapshotter.chunks.space import is_full
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import NoSpaceError, RefusedError, UnavailableError
+from snapshotter.image.erofs_reader import ErofsReader
+from snapshotter.image.index import LayerIndex
+from snapshotter.image.index_writer import open_private
+from snapshotter.image.scan import device_tag
+from snapshotter.imagefs.catalog import Layer
+from snapshotter.imagefs.provenance import Origin, Provenance
+from snapshotter.imagefs.shelf import Shelf
+from snapshotter.imagefs.trust import Trust
+from snapshotter.indexes.artifact import Content, IndexedLayer
+from snapshotter.indexes.packing import Unpacker
+from snapshotter.keyed_locks import KeyedLocks
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 8
+SMALL_BYTES = 16 * 1024 * 1024
+"""What an index may be in any case; a bigger one may be no bigger than its layer."""
+_TEMPORARY = ".tmp-"
+
+
+class Blobs(Protocol):
+    """Whole blobs from their origin."""
+
+    def stream(self, blob: BlobRef) -> AsyncGenerator[bytes, None]: ...
+
+
+class Arrivals:
+    """Brings indexes, a few at a time, each layer once."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        trust: Trust,
+        blobs: Blobs,
+        is_built: Callable[[Digest, Digest], bool],
+        executor: Executor,
+    ) -> None:
+        """``is_built``: whether this node is about to have its own index of a layer."""
+        self._shelf = shelf
+        self._trust = trust
+        self._blobs = blobs
+        self._is_built = is_built
+        self._executor = executor
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._locks = KeyedLocks[Digest]()
+        self.arrived: Callable[[], object] = _nobody
+
+    async def bring(self, layer: Layer, offered: IndexedLayer, provenance: Provenance) -> bool:
+        """Whether the layer has an index that counts now; see lookup.Fetched."""
+        _check_offer(layer, offered)
+        async with self._slots, self._locks.hold(layer.blob):
+            there = self._shelf.get(layer.blob)
+            if there is not None:
+                return await self._vouch(layer, offered, provenance)
+            if self._is_built(layer.blob, layer.diff_id):
+                return False
+            return await self._fetch(layer, offered, _full(offered, provenance))
+
+    async def _vouch(self, layer: Layer, offered: IndexedLayer, provenance: Provenance) -> bool:
+        """One is there: whether it counts, by itself or since this very one is offered here too."""
+        known, repository = self._shelf.provenance(layer.blob), provenance.repositories[0]
+        if self._trust.fault(known, repository, self._trust.keys.read()) is None:
+            return True
+        if known.index != offered.plain.digest or known.origin is Origin.UNKNOWN:
+            return False
+        if provenance.origin is Origin.SIGNED:
+            known = replace(known, origin=Origin.SIGNED, key=provenance.key)
+            known = replace(known, artifact=provenance.artifact)
+        loop = asyncio.get_running_loop()
+        offered_too = known.offered_by(repository)
+        await loop.run_in_executor(self._executor, self._shelf.vouch, layer.blob, offered_too)
+        return True
+
+    async def _fetch(self, layer: Layer, offered: IndexedLayer, provenance: Provenance) -> bool:
+        path = self._shelf.path(layer.blob)
+        temporary = path.with_name(f"{path.name}{_TEMPORARY}{secrets.token_hex(6)}")
+        loop = asyncio.get_running_loop()
+        repository = provenance.repositories[0]
+        try:
+            if provenance.windows is not None:
+                await self._windows(provenance.windows, path.with_suffix(".win"))
+            await self._unpack(repository, offered, temporary)
+            await loop.run_in_executor(self._executor, check_foreign, temporary, layer)
+            if self._is_built(layer.blob, layer.diff_id):
+                return False
+            work = loop.run_in_executor(
+                self._executor, self._publish, layer.blob, temporary, provenance
+            )
+            await asyncio.shield(work)
+            self.arrived()
+        except OSError as error:
+            kind = NoSpaceError if is_full(error) else UnavailableError
+            raise kind(f"the index of layer {layer.blob} can't be kept: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+
+    async def _unpack(self, repository: str, offered: IndexedLayer, path: Path) -> None:
+        what = f"the index of layer {offered.layer}"
+        blob = BlobRef(repository, offered.packed.digest, offered.packed.size_bytes)
+        loop = asyncio.get_running_loop()
+        with open_private(path) as file:
+            unpacker = Unpacker(offered.plain, file.write, what)
+            async with aclosing(self._blobs.stream(blob)) as stream:
+                async for part in stream:
+                    await loop.run_in_executor(self._executor, unpacker.feed, part)
+            unpacker.finish()
+            await loop.run_in_executor(self._executor, _sync, file)
+
+    async def _windows(self, blob: BlobRef, path: Path) -> None:
+        """All of them: each is held to its own digest when it is used."""
+        temporary = path.with_name(f"{path.name}{_TEMPORARY}{secrets.token_hex(6)}")
+        loop = asyncio.get_running_loop()
+        try:
+            with open_private(temporary) as file:
+                async with aclosing(self._blobs.stream(blob)) as stream:
+                    async for part in stream:
+                        await loop.run_in_executor(self._executor, file.write, part)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _publish(self, blob: Digest, temporary: Path, provenance: Provenance) -> None:
+        """First whose it is, then the index, which takes nobody's place."""
+        path = self._shelf.path(blob)
+        if path.exists():
+            return
+        self._shelf.vouch(blob, provenance)
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno != errno.EEXIST:
+                raise
+        sync_directory(path.parent)
+
+
+def check_foreign(path: Path, layer: Layer) -> None:
+    """RefusedError unless the index at ``path`` is one of ``layer`` and wholly sound."""
+    index = LayerIndex.open(path, layer=layer.blob)
+    if index.diff_id != layer.diff_id or index.blob_bytes != layer.size_bytes:
+        raise RefusedError(
+            f"{index.where} is for a layer of {index.blob_bytes} bytes that unpacks to"
+            f" {index.diff_id}, not for {layer.blob} of this image"
+        )
+    reader = ErofsReader(index.erofs, device_bytes=index.view_bytes, entries=index.entry_count)
+    if reader.superblock.device_tag != device_tag(index.diff_id):
+        raise RefusedError(f"{index.where}: its file system names another view")
+    if reader.validated_tree().needs_chain != index.needs_chain:
+        raise RefusedError(f"{index.where}: it lies about what it needs of the layers below")
+
+
+def _check_offer(layer: Layer, offered: IndexedLayer) -> None:
+    what = f"the index of layer {layer.blob}"
+    if offered.diff_id != layer.diff_id:
+        raise RefusedError(
+            f"{what} is for one that unpacks to {offered.diff_id}; the image's config promises"
+            f" {layer.diff_id}"
+        )
+    for content in (offered.packed, offered.plain, offered.windows):
+        if content is not None and content.size_bytes > max(SMALL_BYTES, layer.size_bytes):
+            raise RefusedError(f"{what} is to have {content.size_bytes} bytes, more than the layer")
+
+
+def _nobody() -> None:
+    """Nobody wants to know."""
+
+
+def _full(offered: IndexedLayer, provenance: Provenance) -> Provenance:
+    windows = _blob(provenance.repositories[0], offered.windows)
+    return replace(provenance, index=offered.plain.digest, windows=windows)
+
+
+def _blob(repository: str, content: Content | None) -> BlobRef | None:
+    return None if content is None else BlobRef(repository, content.digest, content.size_bytes)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())

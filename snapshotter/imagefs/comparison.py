@@ -1,0 +1,210 @@
+"""Indexes that nobody vouches for are derived again as soon as their layer is complete.
+
+One at a time, in a thread that takes only what others leave; what is not compared yet is found
+again after a restart. Where an index was right it is as good as built here. Where it was not, it is
+said aloud, its artifact is never used again, its layer is left to containerd, and whoever starts
+anew gets another mount or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from snapshotter.clock import Clock
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import EmberError
+from snapshotter.image.index import LayerIndex
+from snapshotter.imagefs.catalog import Catalog, Layer
+from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.layer_mounts import LayerMounts
+from snapshotter.imagefs.provenance import PROVENANCE_SUFFIX, Origin, Provenance, read_provenance
+from snapshotter.imagefs.rederive import AbandonedError, Verdict, compare, lowest_priority
+from snapshotter.imagefs.shelf import Shelf
+from snapshotter.imagefs.trust import Trust
+from snapshotter.imagefs.verdicts import Verdicts, Wrong
+
+log = logging.getLogger(__name__)
+
+REBUILD_S = 3600.0
+
+
+class Views(Protocol):
+    """Where views are, and whether all of one is here."""
+
+    async def whole(self, view: Digest) -> bool: ...
+
+    def path(self, view: Digest, *, guarded: bool) -> Path: ...
+
+
+class Discards(Protocol):
+    """Takes data and index of a layer away."""
+
+    async def discard(self, layer: Layer) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the comparison stands on. ``blame``: a layer is refused, by blob, view and reason;
+    ``count`` is told of each verdict: right or wrong."""
+
+    shelf: Shelf
+    trust: Trust
+    catalog: Catalog
+    views: Views
+    ingest: Ingest
+    mounts: LayerMounts
+    discards: Discards
+    verdicts: Verdicts
+    blame: Callable[[Digest, Digest, str], Awaitable[None]]
+    count: Callable[[str], object]
+    clock: Clock
+
+
+class Comparison:
+    """Works in the background from ``start`` to ``stop``; ``wake`` when a view became complete."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._awake = asyncio.Event()
+        self._stuck: dict[Digest, None] = {}
+        self._tried: set[Digest] = set()
+        self._stop = threading.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "ember-compare", initializer=lowest_priority)
+
+    def start(self) -> None:
+        """Begin with what an earlier daemon left."""
+        self._awake.set()
+        self._task = asyncio.create_task(self._run(), name="comparison")
+
+    def wake(self) -> None:
+        """A view became complete, or an index arrived."""
+        self._awake.set()
+
+    def suspect(self, view: Digest) -> None:
+        """Chunks of the view do not come: perhaps because its index is wrong about them."""
+        if view not in self._tried:
+            self._stuck[view] = None
+            self._awake.set()
+
+    async def stop(self) -> None:
+        """Stop in the middle; what was not compared is compared the next time."""
+        self._stop.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _run(self) -> None:
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            for blob in await asyncio.to_thread(self._foreign):
+                try:
+                    await self._look_at(blob)
+                except (EmberError, OSError) as error:
+                    log.warning("the index of layer %s is not compared yet: %s", blob, error)
+                except Exception:
+                    log.exception("comparing the index of layer %s failed", blob)
+
+    def _foreign(self) -> list[Digest]:
+        """The layers whose index is neither ours nor signed by whom we trust."""
+        directory, found = self._means.shelf.directory, []
+        keys = self._means.trust.keys.read().keys
+        for path in sorted(directory.glob(f"*{PROVENANCE_SUFFIX}")):
+            provenance = read_provenance(path)
+            signed = provenance.origin is Origin.SIGNED and provenance.key in keys
+            if not provenance.own and not signed and path.with_suffix(".idx").exists():
+                algorithm = "sha512" if len(path.stem) == 128 else "sha256"
+                found.append(Digest(algorithm, path.stem))
+        return found
+
+    async def _look_at(self, blob: Digest) -> None:
+        means = self._means
+        index = means.shelf.get(blob)
+        if index is None:
+            return
+        if await means.views.whole(index.diff_id):
+            verdict = await self._compare(index)
+            if not await means.views.whole(index.diff_id) or means.shelf.get(blob) is not index:
+                return  # it went meanwhile
+            await self._judge(index, verdict)
+        elif index.diff_id in self._stuck:
+            self._tried.add(index.diff_id)
+            del self._stuck[index.diff_id]
+            await self._derive_from_blob(index)
+
+    async def _compare(self, index: LayerIndex) -> Verdict:
+        loop = asyncio.get_running_loop()
+        path = self._means.views.path(index.diff_id, guarded=False)
+        try:
+            return await loop.run_in_executor(self._thread, compare, index, path, self._stop)
+        except (AbandonedError, FileNotFoundError):
+            raise FileNotFoundError(f"{path} went while it was read") from None
+
+    async def _derive_from_blob(self, index: LayerIndex) -> None:
+        """Its chunks do not come: what does the layer itself say? Ours takes its place at once."""
+        means = self._means
+        provenance = means.shelf.provenance(index.layer)
+        origin = next(iter(means.catalog.origins(index.layer)), None)
+        if origin is None:
+            return
+        await self._rebuild(origin, index.diff_id)
+        own = means.shelf.get(index.layer)
+        if own is not None and own.data != index.data:
+            await self._condemn(index, provenance, Verdict(False, "its chunks are not the layer's"))
+
+    async def _judge(self, index: LayerIndex, verdict: Verdict) -> None:
+        means, blob = self._means, index.layer
+        provenance = means.shelf.provenance(blob)
+        if not verdict.fault:
+            compared = replace(provenance, compared=True)
+            await asyncio.to_thread(means.shelf.vouch, blob, compared)
+            means.count("right")
+            log.info("layer %s: its index from elsewhere is what its bytes say", blob)
+            return
+        await self._condemn(index, provenance, verdict)
+
+    async def _condemn(self, index: LayerIndex, provenance: Provenance, verdict: Verdict) -> None:
+        """Say it, see to it that nobody new comes to it, and put what is right in its place."""
+        means, blob, view = self._means, index.layer, index.diff_id
+        repository = next(iter(provenance.repositories), "")
+        log.critical(
+            "THE INDEX of layer %s (%s) that came unsigned from %s IS WRONG: %s. What read it may"
+            " have seen what the image does not hold; its artifact %s is never used again",
+            blob,
+            ", ".join(means.catalog.names_of_blob(blob)) or "of no image that is known",
+            repository,
+            verdict.fault,
+            provenance.artifact,
+        )
+        means.count("wrong")
+        wrong = Wrong(blob, provenance.artifact, repository, verdict.fault)
+        await means.verdicts.condemn(wrong, means.clock.wall_ns())
+        await means.blame(blob, view, f"an index of it from elsewhere was wrong: {verdict.fault}")
+        instances = [m for m in means.mounts.of_view(view) if m.layer == blob and not m.suspect]
+        await asyncio.to_thread(means.mounts.mark_suspect, instances)
+        origin = next(iter(means.catalog.origins(blob)), None)
+        means.mounts.metadata.drop(blob.hex)
+        if verdict.bytes_right and origin is not None:
+            try:
+                await self._rebuild(origin, view)
+            except EmberError as error:
+                log.error("layer %s has no index any more: %s", blob, error)
+                means.shelf.drop(blob)
+            return
+        kept = await means.discards.discard(Layer(blob, view, view, index.blob_bytes))
+        if kept:  # who reads it goes on; for anybody new there is nothing to mount
+            log.error("what is here of layer %s stays for now: %s", blob, kept)
+            means.shelf.drop(blob)
+
+    async def _rebuild(self, origin: BlobRef, view: Digest) -> None:
+        job = self._means.ingest.start_index(origin, view)
+        await self._means.ingest.wait(job, REBUILD_S)

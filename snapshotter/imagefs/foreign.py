@@ -1,0 +1,96 @@
+"""Indexes that others made, as the decision on an image sees them: which count, and which must go.
+
+A view is filled by what an index says of its chunks, so where an index does not count for an image
+neither does what is here of the view: both go before the layer is built anew, or the image is not
+lazy for as long as somebody stands on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from snapshotter.content import Digest
+from snapshotter.errors import EmberError
+from snapshotter.imagefs.catalog import Catalog, Layer
+from snapshotter.imagefs.decision import ImageDocument
+from snapshotter.imagefs.lookup import Lookup
+from snapshotter.imagefs.shelf import Shelf
+from snapshotter.imagefs.trust import Trust
+from snapshotter.indexes.keys import Keyring
+
+
+class Discards(Protocol):
+    """Takes data and index of a layer away (removal.py)."""
+
+    async def discard(self, layer: Layer) -> str:
+        """Why they stay, if they do."""
+        ...
+
+
+class ForeignIndexes:
+    """Implements decision.Others. ``discards`` is set before the first question."""
+
+    discards: Discards
+
+    def __init__(self, catalog: Catalog, shelf: Shelf, trust: Trust, lookup: Lookup | None) -> None:
+        self._catalog = catalog
+        self._shelf = shelf
+        self._trust = trust
+        self._lookup = lookup
+
+    def doubtful(self, document: ImageDocument) -> dict[Layer, str]:
+        """The layers that are here by an index that does not count for this image, and why."""
+        ring: Keyring | None = None
+        found = {}
+        for layer in document.layers:
+            for blob in self._blobs(layer):
+                provenance = self._shelf.provenance(blob)
+                if provenance.own or self._missing(blob):
+                    continue
+                ring = ring or self._trust.keys.read()
+                fault = self._trust.fault(provenance, document.repository, ring)
+                if fault is not None:
+                    found[replace(layer, blob=blob)] = fault
+        return found
+
+    def counts_for(self, layer: Digest) -> str | None:
+        """Why the index of ``layer`` counts for no image that is known to have it."""
+        provenance = self._shelf.provenance(layer)
+        if provenance.own:
+            return None
+        ring = self._trust.keys.read()
+        faults = [
+            self._trust.fault(provenance, origin.repository, ring)
+            for origin in self._catalog.origins(layer)
+        ]
+        return None if None in faults else (faults or ["no image has it"])[0]
+
+    def _blobs(self, layer: Layer) -> Iterable[Digest]:
+        return dict.fromkeys((layer.blob, *self._catalog.layers_of_view(layer.diff_id)))
+
+    def _missing(self, blob: Digest) -> bool:
+        try:
+            return self._shelf.get(blob) is None
+        except EmberError:
+            return False
+
+    async def look(self, document: ImageDocument, wanted: Sequence[Layer]) -> str:
+        """Have what others made for ``wanted``; why it did not come, within the budget."""
+        if self._lookup is None:
+            return "index.lookup = false"
+        return (await self._lookup.look(document, wanted)).why
+
+    async def discard(self, doubtful: dict[Layer, str]) -> str | None:
+        """Have these layers gone from here; why the image can't be lazy, if they can't go."""
+        for layer, fault in doubtful.items():
+            kept = await self.discards.discard(layer)
+            if kept:
+                return f"the index of layer {layer.blob} is not trusted ({fault}), and {kept}"
+        return None
+
+    def forget(self, manifest: Digest) -> None:
+        """The image is removed."""
+        if self._lookup is not None:
+            self._lookup.forget(manifest)

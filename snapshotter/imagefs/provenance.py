@@ -1,0 +1,139 @@
+"""Where an index on the shelf came from: a small file beside it, ``<hex>.from``.
+
+No such file: this node built the index from bytes that had the layer's digest. Nothing foreign may
+ever be without one, so it is written before a foreign index appears and removed after it is gone.
+A file that can't be read is one of an index that nobody vouches for.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ioengine.directories import sync_directory, write_whole
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import InvalidArgumentError
+
+PROVENANCE_SUFFIX = ".from"
+REPOSITORIES_KEPT = 64
+_LIMIT_BYTES = 64 * 1024
+
+
+class Origin(StrEnum):
+    """Who made an index, and who says that it is right."""
+
+    HERE = "here"
+    SIGNED = "signed"
+    REGISTRY = "registry"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """``key`` is the id of the key that signed it, ``artifact`` the manifest that brought it.
+
+    ``repositories`` have offered this very index (its file has the digest ``index``), the first of
+    them has its windows file, ``windows``. ``compared``: it was derived again from the layer's
+    verified bytes, and is what this node would have built.
+    """
+
+    origin: Origin
+    key: str = ""
+    artifact: Digest | None = None
+    index: Digest | None = None
+    repositories: tuple[str, ...] = ()
+    windows: BlobRef | None = None
+    compared: bool = False
+
+    @property
+    def own(self) -> bool:
+        """Whether this node knows by itself that the index is right."""
+        return self.origin is Origin.HERE or self.compared
+
+    def offered_by(self, repository: str) -> Provenance:
+        """The same, known to come from ``repository`` too."""
+        known = tuple(dict.fromkeys((*self.repositories, repository)))
+        return replace(self, repositories=known[:REPOSITORIES_KEPT])
+
+
+BUILT_HERE = Provenance(Origin.HERE)
+
+
+def encode(provenance: Provenance) -> bytes:
+    """The file's text."""
+    windows = provenance.windows
+    document = {
+        "origin": provenance.origin.value,
+        "key": provenance.key,
+        "artifact": _text(provenance.artifact),
+        "index": _text(provenance.index),
+        "repositories": list(provenance.repositories),
+        "windows": None
+        if windows is None
+        else {
+            "repository": windows.repository,
+            "digest": str(windows.digest),
+            "size": windows.size_bytes,
+        },
+        "compared": provenance.compared,
+    }
+    return json.dumps(document, indent=1).encode()
+
+
+def _text(digest: Digest | None) -> str | None:
+    return None if digest is None else str(digest)
+
+
+def decode(data: bytes) -> Provenance:
+    """What a file says; of one that is damaged, that nobody vouches for the index."""
+    try:
+        document = json.loads(data)
+        windows = document["windows"]
+        return Provenance(
+            Origin(document["origin"]),
+            str(document["key"]),
+            _digest(document["artifact"]),
+            _digest(document["index"]),
+            tuple(str(name) for name in document["repositories"]),
+            None if windows is None else _blob(windows),
+            document["compared"] is True,
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, InvalidArgumentError):
+        return Provenance(Origin.UNKNOWN)
+
+
+def _digest(text: str | None) -> Digest | None:
+    return None if text is None else Digest.parse(text)
+
+
+def _blob(document: dict[str, Any]) -> BlobRef:
+    return BlobRef(
+        str(document["repository"]), Digest.parse(document["digest"]), int(document["size"])
+    )
+
+
+def read_provenance(index: Path) -> Provenance:
+    """Of the index at this path."""
+    try:
+        with index.with_suffix(PROVENANCE_SUFFIX).open("rb") as file:
+            return decode(file.read(_LIMIT_BYTES))
+    except FileNotFoundError:
+        return BUILT_HERE
+    except OSError:
+        return Provenance(Origin.UNKNOWN)
+
+
+def write_provenance(index: Path, provenance: Provenance) -> None:
+    """Say durably where the index at this path comes from; before it appears. Raises OSError."""
+    write_whole(index.with_suffix(PROVENANCE_SUFFIX), encode(provenance), synced=True)
+    sync_directory(index.parent)
+
+
+def remove_strays(directory: Path) -> None:
+    """Of indexes that are not there, a killed daemon's; for a start only."""
+    for path in directory.glob(f"*{PROVENANCE_SUFFIX}"):
+        if not path.with_suffix(".idx").exists():
+            path.unlink(missing_ok=True)
