@@ -24,18 +24,24 @@ from snapshotter.fetch import Road
 from snapshotter.imagefs.catalog import Catalog, Image, Layer
 from snapshotter.imagefs.datapath import DataPath
 from snapshotter.imagefs.decision import NO_INDEX, NO_LABELS, Decider
+from snapshotter.imagefs.foreign import ForeignIndexes
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.layer_mounts import LayerMounts
 from snapshotter.imagefs.misses import MissPump
+from snapshotter.imagefs.provenance import Provenance
 from snapshotter.imagefs.removal import Remover
 from snapshotter.imagefs.shelf import Glance, Shelf
+from snapshotter.imagefs.verdicts import Verdicts
 from snapshotter.imagefs.views import Views
 from snapshotter.imagefs.warm import Warmer
+from snapshotter.indexes.keys import Keyring
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.forgotten import Forgotten
 from snapshotter.rpc.image_records import every_record
 from snapshotter.rpc.leases import PullLeases
+
+WRONG_NOTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class Parts:
     views: Views
     remover: Remover
     decider: Decider
+    foreign: ForeignIndexes
+    verdicts: Verdicts
     warmer: Warmer
     store: ViewStore
     road: Road
@@ -73,6 +81,7 @@ class _Seen:
     running: dict[str, list[str]]
     suspect: dict[Digest, list[str]]
     held: dict[str, set[str]] | None
+    ring: Keyring
 
 
 async def status_document(parts: Parts) -> dict[str, Any]:
@@ -85,6 +94,7 @@ async def status_document(parts: Parts) -> dict[str, Any]:
         await containers(parts),
         await parts.mounts.doubted(),
         await _held(parts),
+        await asyncio.to_thread(parts.foreign.trust.keys.read),
     )
     images = []
     for image in list(parts.catalog.images()):
@@ -99,6 +109,7 @@ async def status_document(parts: Parts) -> dict[str, Any]:
             "engine": {"name": parts.engine[0], "reason": parts.engine[1]},
             "keeper": path.keeper_text(),
             "keeper_losses": path.keeper_losses,
+            "index": _trust(parts, seen.ring),
         },
         "images": images,
         "indexing": [
@@ -115,6 +126,27 @@ async def status_document(parts: Parts) -> dict[str, Any]:
         "guard": asdict(path.guard.counts()) if path.guard else None,
         "tiers": _bytes_by_tier(parts),
         "notes": _notes(parts),
+    }
+
+
+def _trust(parts: Parts, ring: Keyring) -> dict[str, Any]:
+    """Whose indexes are used, and how looking for them went since the daemon's start."""
+    trust, lookup = parts.foreign.trust, parts.foreign.lookup
+    return {
+        "trust": trust.mode,
+        "trusted_keys": str(trust.keys.directory),
+        "keys": sorted(ring.keys),
+        "problems": list(ring.problems),
+        "lookups": dict(lookup.counts) if lookup is not None else None,
+        "wrong": [
+            {
+                "layer": str(wrong.layer),
+                "artifact": str(wrong.artifact or ""),
+                "repository": wrong.repository,
+                "reason": wrong.reason,
+            }
+            for wrong in parts.verdicts.wrong()
+        ],
     }
 
 
@@ -135,6 +167,12 @@ def _waiting(parts: Parts) -> list[dict[str, Any]]:
 
 def _notes(parts: Parts) -> list[str]:
     notes = [parts.forgotten.note] if parts.forgotten.note else []
+    notes += parts.foreign.trust.notes()
+    for wrong in parts.verdicts.wrong()[:WRONG_NOTED]:
+        notes.append(
+            f"an index of layer {wrong.layer} that {wrong.repository} gave was WRONG"
+            f" ({wrong.reason}); its artifact {wrong.artifact} is never used again"
+        )
     count = parts.decider.unlabelled
     if count:
         notes.append(f"{count} layers were unpacked as plain overlay: {NO_LABELS}")
@@ -180,7 +218,7 @@ async def containers(parts: Parts) -> dict[str, list[str]]:
 
 
 def _image(parts: Parts, image: Image, seen: _Seen) -> dict[str, Any]:
-    layers = [_layer(parts, layer, seen) for layer in image.layers]
+    layers = [_layer(parts, image, layer, seen) for layer in image.layers]
     whole = all(layer["view_bytes"] for layer in layers)  # 0: not known before its index
     named = [c for name in image.names for c in seen.running.get(name, ())]
     doubtful = [str(layer.blob) for layer in image.layers if layer.blob in seen.suspect]
@@ -190,9 +228,10 @@ def _image(parts: Parts, image: Image, seen: _Seen) -> dict[str, Any]:
         "manifest": str(image.manifest),
         "lazy": image.lazy,
         "reason": _reason(image, layers),
-        "suspect": _suspicion(doubtful, users),
+        "suspect": _suspicion(parts, doubtful, users),
         "suspect_containers": users,
         "leaving": image.leaving,
+        "lookup": _lookup(parts, image),
         "namespaces": _namespaces(image, seen.held),
         "here_bytes": sum(layer["here_bytes"] for layer in layers),
         "plain_bytes": sum(layer["view_bytes"] for layer in layers) if whole else 0,
@@ -212,6 +251,28 @@ def _reason(image: Image, layers: list[dict[str, Any]]) -> str:
     return image.reason
 
 
+def _lookup(parts: Parts, image: Image) -> dict[str, str] | None:
+    """How looking for an index beside the image ended the last time; None: it never was."""
+    last = parts.foreign.last(image.manifest)
+    return None if last is None else {"outcome": last.found.value, "why": last.why}
+
+
+def _index_from(
+    parts: Parts, image: Image, provenance: Provenance, ring: Keyring
+) -> dict[str, Any]:
+    """Who made the index of a layer of the image, and why it is not used any more, if so."""
+    places = image.repositories or ("",)
+    faults = [parts.foreign.trust.fault(provenance, place, ring) for place in places]
+    return {
+        "origin": provenance.origin.value,
+        "key": provenance.key,
+        "artifact": str(provenance.artifact or ""),
+        "repositories": list(provenance.repositories),
+        "compared": provenance.compared,
+        "fault": "" if None in faults else faults[0],
+    }
+
+
 def _namespaces(image: Image, held: dict[str, set[str]] | None) -> list[str] | None:
     """Where containerd has the image."""
     if held is None:
@@ -219,7 +280,7 @@ def _namespaces(image: Image, held: dict[str, set[str]] | None) -> list[str] | N
     return sorted({n for key in (*image.names, str(image.manifest)) for n in held.get(key, ())})
 
 
-def _layer(parts: Parts, layer: Layer, seen: _Seen) -> dict[str, Any]:
+def _layer(parts: Parts, image: Image, layer: Layer, seen: _Seen) -> dict[str, Any]:
     index = seen.indexes.get(layer.blob)
     stored = seen.here.get(layer.diff_id)
     job = parts.ingest.job(layer.blob, layer.diff_id)
@@ -243,6 +304,7 @@ def _layer(parts: Parts, layer: Layer, seen: _Seen) -> dict[str, Any]:
         "view_bytes": index.view_bytes if index else 0,
         "here_bytes": here_bytes,
         "index_bytes": index.disk_bytes if index else 0,
+        "index_from": _index_from(parts, image, index.provenance, seen.ring) if index else None,
         "tiers": dict(_brought(parts, layer.diff_id)),
         "state": state,
         "trouble": parts.road.tally(layer.diff_id).trouble,
@@ -252,9 +314,16 @@ def _layer(parts: Parts, layer: Layer, seen: _Seen) -> dict[str, Any]:
 _NO_MISSES = {"asked": 0, "filled": 0, "failed": 0, "waited_s": 0.0, "longest_s": 0.0}
 
 
-def _suspicion(layers: list[str], users: list[str]) -> str:
+def _suspicion(parts: Parts, layers: list[str], users: list[str]) -> str:
     if not layers:
         return ""
+    wrong = next((w for w in map(parts.verdicts.of_layer, map(Digest.parse, layers)) if w), None)
+    if wrong is not None:
+        return (
+            f"it was mounted by an index from {wrong.repository} that turned out wrong"
+            f" ({wrong.reason}); restart its containers {', '.join(users)}"
+            f" (layers {', '.join(layers)})"
+        )
     return (
         "the guard was gone while this was mounted, so what was read then may have been zeros;"
         f" restart its containers {', '.join(users)} (layers {', '.join(layers)})"

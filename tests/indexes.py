@@ -92,9 +92,7 @@ def offer(
             }
         )
     listed = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
-    registry.add_manifest(
-        repository, json.dumps(listed).encode(), OCI_INDEX, fallback_tag(image)
-    )
+    registry.add_manifest(repository, json.dumps(listed).encode(), OCI_INDEX, fallback_tag(image))
 
 
 def _content(data: bytes) -> Content:

@@ -55,6 +55,9 @@ def _remarks(image: Document) -> Iterator[str]:
         kept = "no namespace of containerd has it; what is here is for its next pull"
         yield f"not in containerd   {_name(image)}: {kept}, or `ember rm` takes it"
     for layer in image["layers"]:
+        origin = layer["index_from"]
+        if origin and origin["fault"]:
+            yield f"untrusted  the index of layer {layer['digest']}: {origin['fault']}"
         if layer["trouble"]:
             what = f"layer {layer['digest']} of {_name(image)}"
             yield f"trouble    {what} does not come: {layer['trouble']}"
@@ -126,6 +129,7 @@ def _show_daemon(screen: Console, document: Document) -> None:
     losses = daemon["keeper_losses"]
     lost = f", {several(losses, 'other')} died before it" if losses else ""
     screen.print(f"keeper     {daemon['keeper']}{lost}")
+    _show_trust(screen, daemon["index"])
     misses = document["misses"]
     screen.print(
         f"misses     {misses['asked']} asked, {misses['failed']} failed,"
@@ -145,6 +149,28 @@ def _show_daemon(screen: Console, document: Document) -> None:
     _show_notes(screen, document)
     screen.print()
     _show_images(screen, document["images"])
+
+
+def _show_trust(screen: Console, index: Document) -> None:
+    keys = several(len(index["keys"]), "trusted key")
+    screen.print(f"indexes    trust {index['trust']}, {keys} in {index['trusted_keys']}")
+    for problem in index["problems"]:
+        screen.print(f"           {problem}")
+    if index["lookups"]:
+        counts = sorted(index["lookups"].items())
+        screen.print("lookups    " + ", ".join(f"{count} {how}" for how, count in counts))
+
+
+def _index_from(layer: Document) -> str:
+    """Who made a layer's index."""
+    origin = layer["index_from"]
+    if origin is None:
+        return "–"
+    if origin["origin"] == "signed":
+        return f"key {origin['key'][:16]}"
+    if origin["origin"] == "registry":
+        return "registry, compared" if origin["compared"] else "registry, not compared"
+    return str(origin["origin"])
 
 
 def _has(image: Document, job: Document) -> bool:
@@ -173,13 +199,18 @@ def _show_layers(screen: Console, image: Document) -> None:
             share(layer["here_bytes"], layer["view_bytes"]),
             ", ".join(f"{tier} {size(n)}" for tier, n in sorted(layer["tiers"].items())) or "–",
             size(layer["index_bytes"]),
+            _index_from(layer),
             layer["state"],
         )
         for layer in image["layers"]
     ]
-    columns = ("LAYER", "COMPRESSED", "PLAIN", "HERE", "FROM", "INDEX", "STATE")
+    columns = ("LAYER", "COMPRESSED", "PLAIN", "HERE", "FROM", "INDEX", "BY", "STATE")
     screen.print(table(columns, rows))
     for remark in _remarks(image):
         screen.print(remark)
+    lookup = image["lookup"]
+    if lookup is not None:
+        why = f": {lookup['why']}" if lookup["why"] else ""
+        screen.print(f"index of others: {lookup['outcome']}{why}")
     for container in image["containers"]:
         screen.print(f"runs: {container}")

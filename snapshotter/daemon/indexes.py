@@ -12,7 +12,9 @@ from snapshotter.content import Digest
 from snapshotter.daemon.groundwork import Groundwork
 from snapshotter.daemon.undo import Undo
 from snapshotter.imagefs.arrivals import Arrivals
+from snapshotter.imagefs.catalog import Catalog
 from snapshotter.imagefs.comparison import Comparison, Means
+from snapshotter.imagefs.decision import Decider
 from snapshotter.imagefs.foreign import ForeignIndexes
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.layer_mounts import LayerMounts
@@ -113,3 +115,12 @@ def open_comparison(
     comparison.start()
     undo.later(comparison.stop)
     return comparison
+
+
+async def refuse(
+    catalog: Catalog, decider: Decider, clock: Clock, blob: Digest, view: Digest, reason: str
+) -> None:
+    """A layer is refused: what was decided on its images no longer holds."""
+    await catalog.blame(blob, view, reason, clock.wall_ns())
+    for image in catalog.images_of_blob(blob):
+        decider.forget(image.manifest)

@@ -15,17 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from snapshotter.chunks.space import is_full
-from snapshotter.clock import Clock, SystemClock
+from snapshotter.clock import SystemClock
 from snapshotter.config import Config
 from snapshotter.content import BlobRef, Digest
 from snapshotter.daemon import opening
 from snapshotter.daemon.groundwork import Groundwork, open_groundwork
-from snapshotter.daemon.indexes import Indexes, open_comparison, open_indexes
+from snapshotter.daemon.indexes import Indexes, open_comparison, open_indexes, refuse
 from snapshotter.daemon.undo import Undo
 from snapshotter.errors import NoSpaceError, UnavailableError
 from snapshotter.fetch import Road
 from snapshotter.image.index import LayerIndex
-from snapshotter.imagefs.catalog import Catalog
 from snapshotter.imagefs.completion import Completion
 from snapshotter.imagefs.datapath import DataPath
 from snapshotter.imagefs.decision import Decider
@@ -112,7 +111,14 @@ class Daemon:
         )
         ingest, decider, indexes = await self._open_decider(ground, views, layer_mounts, metrics)
         layers = Layers(
-            decider, ground.catalog, ground.shelf, ingest, layer_mounts, views, self._clock
+            decider,
+            ground.catalog,
+            ground.shelf,
+            ingest,
+            layer_mounts,
+            views,
+            indexes.foreign,
+            self._clock,
         )
         pump = self._listen(ground, views)
         if pump is not None:
@@ -127,7 +133,7 @@ class Daemon:
             ingest,
             layer_mounts,
             remover,
-            partial(_refuse, ground.catalog, decider, self._clock),
+            partial(refuse, ground.catalog, decider, self._clock),
             metrics,
             self._clock,
             self._undo,
@@ -142,7 +148,9 @@ class Daemon:
                 views=views,
                 remover=remover,
                 decider=decider,
-                warmer=self._open_warmer(ground, ingest, decider, views),
+                foreign=indexes.foreign,
+                verdicts=indexes.verdicts,
+                warmer=self._open_warmer(ground, ingest, decider, views, indexes),
                 store=ground.store,
                 road=ground.road,
                 misses=pump,
@@ -210,7 +218,7 @@ class Daemon:
         config, clock, catalog = self._config, self._clock, ground.catalog
 
         async def refused(blob: Digest, diff_id: Digest, reason: str) -> None:
-            await _refuse(catalog, decider, clock, blob, diff_id, reason)
+            await refuse(catalog, decider, clock, blob, diff_id, reason)
 
         ingest = Ingest(
             ground.registry,
@@ -259,9 +267,14 @@ class Daemon:
         return ingest, decider, indexes
 
     def _open_warmer(
-        self, ground: Groundwork, ingest: Ingest, decider: Decider, views: Views
+        self,
+        ground: Groundwork,
+        ingest: Ingest,
+        decider: Decider,
+        views: Views,
+        indexes: Indexes,
     ) -> Warmer:
-        return Warmer(
+        warmer = Warmer(
             ground.catalog,
             ground.shelf,
             ingest,
@@ -271,6 +284,8 @@ class Daemon:
             decider.hindrance,
             self._clock,
         )
+        warmer.look_up = indexes.foreign.look_up
+        return warmer
 
     def _open_removal(
         self, ground: Groundwork, ingest: Ingest, layer_mounts: LayerMounts, views: Views
@@ -357,12 +372,3 @@ class Daemon:
         )
         await server.start()
         self._undo.later(server.stop)
-
-
-async def _refuse(
-    catalog: Catalog, decider: Decider, clock: Clock, blob: Digest, view: Digest, reason: str
-) -> None:
-    """A layer is refused: what was decided on its images no longer holds."""
-    await catalog.blame(blob, view, reason, clock.wall_ns())
-    for image in catalog.images_of_blob(blob):
-        decider.forget(image.manifest)

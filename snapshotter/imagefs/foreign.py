@@ -15,7 +15,7 @@ from snapshotter.content import Digest
 from snapshotter.errors import EmberError
 from snapshotter.imagefs.catalog import Catalog, Layer
 from snapshotter.imagefs.decision import ImageDocument
-from snapshotter.imagefs.lookup import Lookup
+from snapshotter.imagefs.lookup import Lookup, Outcome
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.trust import Trust
 from snapshotter.indexes.keys import Keyring
@@ -37,8 +37,8 @@ class ForeignIndexes:
     def __init__(self, catalog: Catalog, shelf: Shelf, trust: Trust, lookup: Lookup | None) -> None:
         self._catalog = catalog
         self._shelf = shelf
-        self._trust = trust
-        self._lookup = lookup
+        self.trust = trust
+        self.lookup = lookup
 
     def doubtful(self, document: ImageDocument) -> dict[Layer, str]:
         """The layers that are here by an index that does not count for this image, and why."""
@@ -49,8 +49,8 @@ class ForeignIndexes:
                 provenance = self._shelf.provenance(blob)
                 if provenance.own or self._missing(blob):
                     continue
-                ring = ring or self._trust.keys.read()
-                fault = self._trust.fault(provenance, document.repository, ring)
+                ring = ring or self.trust.keys.read()
+                fault = self.trust.fault(provenance, document.repository, ring)
                 if fault is not None:
                     found[replace(layer, blob=blob)] = fault
         return found
@@ -60,12 +60,10 @@ class ForeignIndexes:
         provenance = self._shelf.provenance(layer)
         if provenance.own:
             return None
-        ring = self._trust.keys.read()
-        faults = [
-            self._trust.fault(provenance, origin.repository, ring)
-            for origin in self._catalog.origins(layer)
-        ]
-        return None if None in faults else (faults or ["no image has it"])[0]
+        ring = self.trust.keys.read()
+        places = [origin.repository for origin in self._catalog.origins(layer)]
+        faults = [self.trust.fault(provenance, place, ring) for place in ("", *places)]
+        return None if None in faults else faults[-1]
 
     def _blobs(self, layer: Layer) -> Iterable[Digest]:
         return dict.fromkeys((layer.blob, *self._catalog.layers_of_view(layer.diff_id)))
@@ -78,9 +76,15 @@ class ForeignIndexes:
 
     async def look(self, document: ImageDocument, wanted: Sequence[Layer]) -> str:
         """Have what others made for ``wanted``; why it did not come, within the budget."""
-        if self._lookup is None:
+        if self.lookup is None:
             return "index.lookup = false"
-        return (await self._lookup.look(document, wanted)).why
+        return (await self.lookup.look(document, wanted)).why
+
+    async def look_up(self, document: ImageDocument) -> None:
+        """As `look`, for what has no index here."""
+        missing = [layer for layer in document.layers if self._missing(layer.blob)]
+        if missing:
+            await self.look(document, missing)
 
     async def discard(self, doubtful: dict[Layer, str]) -> str | None:
         """Have these layers gone from here; why the image can't be lazy, if they can't go."""
@@ -90,7 +94,11 @@ class ForeignIndexes:
                 return f"the index of layer {layer.blob} is not trusted ({fault}), and {kept}"
         return None
 
+    def last(self, manifest: Digest) -> Outcome | None:
+        """How the last lookup for the image ended."""
+        return None if self.lookup is None else self.lookup.last.get(manifest)
+
     def forget(self, manifest: Digest) -> None:
         """The image is removed."""
-        if self._lookup is not None:
-            self._lookup.forget(manifest)
+        if self.lookup is not None:
+            self.lookup.forget(manifest)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from snapshotter.clock import Clock
 from snapshotter.content import Digest
 from snapshotter.errors import NotFoundError, RefusedError, UnavailableError
 from snapshotter.image.index import LayerIndex
-from snapshotter.imagefs.catalog import Catalog
+from snapshotter.imagefs.catalog import Catalog, Layer
 from snapshotter.imagefs.decision import Decider
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.ingest_job import Job
@@ -30,6 +31,18 @@ def _nothing() -> None:
     """Nobody wants to know."""
 
 
+class Others(Protocol):
+    """Indexes that others made (foreign.py)."""
+
+    def counts_for(self, layer: Digest) -> str | None:
+        """Why the index of ``layer`` counts for no image any more; None: it does."""
+        ...
+
+    async def discard(self, doubtful: dict[Layer, str]) -> str | None:
+        """Have these go, with what they brought; why they stay."""
+        ...
+
+
 class Layers:
     """Implements snapshots.lazy.LazyLayers over the parts of this package."""
 
@@ -41,6 +54,7 @@ class Layers:
         ingest: Ingest,
         mounts: LayerMounts,
         views: Views,
+        others: Others,
         clock: Clock,
     ) -> None:
         self._decider = decider
@@ -49,6 +63,7 @@ class Layers:
         self._ingest = ingest
         self._mounts = mounts
         self._views = views
+        self._others = others
         self._clock = clock
         self.when_mounted: Callable[[], None] = _nothing
         self.when_released: Callable[[], None] = _nothing
@@ -78,8 +93,10 @@ class Layers:
         deadline_s = self._clock.monotonic_s() + wait_s
         below: list[tuple[StackEntry, str]] = []
         for entry in stack:
-            if entry.layer is not None and self._known(entry) is None:
-                self._job(entry)
+            if entry.layer is not None:
+                await self._without_doubt(entry.layer)
+                if self._known(entry) is None:
+                    self._job(entry)
         for entry in stack:
             key = ""
             if entry.layer is not None:
@@ -87,6 +104,21 @@ class Layers:
                 key = await self._mounts.mount(entry, index, below)
             below.append((entry, key))
         self.when_mounted()
+
+    async def _without_doubt(self, layer: Digest) -> None:
+        """An index that counts no more leads to no new mount: it is built anew.
+
+        What is mounted by it stays, and is what is shown.
+        """
+        fault = self._others.counts_for(layer)
+        index = self._shelf.get(layer) if fault is not None else None
+        if fault is None or index is None or self._mounts.of_view(index.diff_id):
+            return
+        doubtful = Layer(layer, index.diff_id, index.diff_id, index.blob_bytes)
+        kept = await self._others.discard({doubtful: fault})
+        if kept is not None:
+            raise UnavailableError(kept)
+        log.warning("layer %s is indexed anew: of its index %s", layer, fault)
 
     def _known(self, entry: StackEntry) -> LayerIndex | None:
         """The entry's index, if it is here and of the view that the entry must show."""

@@ -41,6 +41,15 @@ class Trust:
             return 'it came unsigned, and index.trust is no longer "registry"'
         return "where it came from can't be read any more"
 
+    def notes(self) -> list[str]:
+        """What an operator is reminded of."""
+        if self.mode != REGISTRY:
+            return []
+        return [
+            'index.trust = "registry": whoever can push beside an image decides what it shows until'
+            " it is complete and compared"
+        ]
+
 
 def short(key: str) -> str:
     """So much of a key's id as people compare."""

@@ -144,7 +144,7 @@ async def real_stage(directory: Path) -> AsyncIterator[RealStage]:
         instances = LayerMounts(directory / "layers", views, metadata, pool, pool, directio=False)
         instances.restore(())
         undo.callback(_unmount_all, instances.directory)
-        layers = Layers(decider, catalog, shelf, ingest, instances, views, clock)
+        layers = Layers(decider, catalog, shelf, ingest, instances, views, Others(), clock)
         stage = RealStage(library, blobs, layers)
         private = stage.plain_claim.layer_digest
         assert private is not None

@@ -155,6 +155,9 @@ class Others:
         await self.answers.wait()
         return "there is none"
 
+    def counts_for(self, layer: Digest) -> str | None:
+        return None
+
     async def discard(self, doubtful: dict[Layer, str]) -> str | None:
         if self.kept is None:
             self.discarded.extend(doubtful)
