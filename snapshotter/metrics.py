@@ -59,6 +59,18 @@ class Metrics:
             ["state"],
             registry=self.registry,
         )
+        self._count_indexes()
+
+        self.reads_waiting = Gauge(
+            "ember_reads_waiting", "Reads that wait in the kernel just now", registry=self.registry
+        )
+        self.longest_wait_s = Gauge(
+            "ember_longest_wait_seconds",
+            "How long the oldest of the reads that wait just now has waited",
+            registry=self.registry,
+        )
+
+    def _count_indexes(self) -> None:
         self.index_lookups = Counter(
             "ember_index_lookups",
             "Lookups of indexes that others made: found, partly, absent, refused, failed, slow or"
@@ -76,14 +88,6 @@ class Metrics:
             "ember_index_pushes",
             "Images whose indexes were to be pushed: pushed, there (already), refused or failed",
             ["outcome"],
-            registry=self.registry,
-        )
-        self.reads_waiting = Gauge(
-            "ember_reads_waiting", "Reads that wait in the kernel just now", registry=self.registry
-        )
-        self.longest_wait_s = Gauge(
-            "ember_longest_wait_seconds",
-            "How long the oldest of the reads that wait just now has waited",
             registry=self.registry,
         )
 

@@ -137,7 +137,10 @@ def _trust(parts: Parts, ring: Keyring) -> dict[str, Any]:
         "trusted_keys": str(trust.keys.directory),
         "keys": sorted(ring.keys),
         "problems": list(ring.problems),
-        "lookups": dict(lookup.counts) if lookup is not None else None,
+        "lookups": [
+            {"outcome": outcome, "count": count}
+            for outcome, count in sorted(lookup.counts.items() if lookup is not None else ())
+        ],
         "wrong": [
             {
                 "layer": str(wrong.layer),

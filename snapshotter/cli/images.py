@@ -157,8 +157,8 @@ def _show_trust(screen: Console, index: Document) -> None:
     for problem in index["problems"]:
         screen.print(f"           {problem}")
     if index["lookups"]:
-        counts = sorted(index["lookups"].items())
-        screen.print("lookups    " + ", ".join(f"{count} {how}" for how, count in counts))
+        counts = [f"{one['count']} {one['outcome']}" for one in index["lookups"]]
+        screen.print("lookups    " + ", ".join(counts))
 
 
 def _index_from(layer: Document) -> str:

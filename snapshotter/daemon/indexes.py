@@ -1,4 +1,7 @@
-"""Indexes that others made, put together: trust, lookups, and what is compared afterwards."""
+"""Indexes that others made, put together: trust, lookups, and what is compared afterwards.
+
+Lookups serve decisions, so they come first; a comparison takes things away, so it comes last.
+"""
 
 from __future__ import annotations
 
@@ -81,36 +84,39 @@ async def open_indexes(
     return Indexes(trust, verdicts, arrivals, lookup, foreign)
 
 
-def open_comparison(
-    indexes: Indexes,
-    ground: Groundwork,
-    views: Views,
-    ingest: Ingest,
-    mounts: LayerMounts,
-    remover: Remover,
-    blame: Refused,
-    metrics: Metrics,
-    clock: Clock,
-    undo: Undo,
-) -> Comparison:
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The parts that a comparison works with."""
+
+    ground: Groundwork
+    views: Views
+    ingest: Ingest
+    mounts: LayerMounts
+    remover: Remover
+    blame: Refused
+    metrics: Metrics
+
+
+def open_comparison(indexes: Indexes, bench: Bench, clock: Clock, undo: Undo) -> Comparison:
     """Compares in the background what nobody vouches for."""
-    indexes.foreign.discards = remover
+    indexes.foreign.discards = bench.remover
+    counter = bench.metrics.index_comparisons
     comparison = Comparison(
         Means(
-            ground.shelf,
+            bench.ground.shelf,
             indexes.trust,
-            ground.catalog,
-            views,
-            ingest,
-            mounts,
-            remover,
+            bench.ground.catalog,
+            bench.views,
+            bench.ingest,
+            bench.mounts,
+            bench.remover,
             indexes.verdicts,
-            blame,
-            lambda verdict: metrics.index_comparisons.labels(verdict).inc(),
+            bench.blame,
+            lambda verdict: counter.labels(verdict).inc(),
             clock,
         )
     )
-    views.when_complete = comparison.wake
+    bench.views.when_complete = comparison.wake
     indexes.arrivals.arrived = comparison.wake
     comparison.start()
     undo.later(comparison.stop)

@@ -20,7 +20,7 @@ from snapshotter.config import Config
 from snapshotter.content import BlobRef, Digest
 from snapshotter.daemon import opening
 from snapshotter.daemon.groundwork import Groundwork, open_groundwork
-from snapshotter.daemon.indexes import Indexes, open_comparison, open_indexes, refuse
+from snapshotter.daemon.indexes import Bench, Indexes, open_comparison, open_indexes, refuse
 from snapshotter.daemon.undo import Undo
 from snapshotter.errors import NoSpaceError, UnavailableError
 from snapshotter.fetch import Road
@@ -110,35 +110,16 @@ class Daemon:
             links, ground.data_path, layer_mounts, views, ground.shelf, ground.catalog.names_of_blob
         )
         ingest, decider, indexes = await self._open_decider(ground, views, layer_mounts, metrics)
-        layers = Layers(
-            decider,
-            ground.catalog,
-            ground.shelf,
-            ingest,
-            layer_mounts,
-            views,
-            indexes.foreign,
-            self._clock,
-        )
+        layers = self._layers(ground, decider, ingest, layer_mounts, views, indexes)
         pump = self._listen(ground, views)
         if pump is not None:
             pump.waiting.publish(metrics)
         completion = self._open_completion(ground.road, views)
         layers.when_mounted = completion.wake
         remover = self._open_removal(ground, ingest, layer_mounts, views)
-        comparison = open_comparison(
-            indexes,
-            ground,
-            views,
-            ingest,
-            layer_mounts,
-            remover,
-            partial(refuse, ground.catalog, decider, self._clock),
-            metrics,
-            self._clock,
-            self._undo,
-        )
-        completion.when_stuck = comparison.suspect
+        blame = partial(refuse, ground.catalog, decider, self._clock)
+        bench = Bench(ground, views, ingest, layer_mounts, remover, blame, metrics)
+        completion.when_stuck = open_comparison(indexes, bench, self._clock, self._undo).suspect
         operations = DaemonOperations(
             Parts(
                 catalog=ground.catalog,
@@ -178,6 +159,18 @@ class Daemon:
         ground.data_path.settle()
         path = ground.data_path.name or "none (images fetched whole)"
         self._summary = f"{self._config.socket}, data path {path}, {ground.engine.engine.name}"
+
+    def _layers(
+        self,
+        ground: Groundwork,
+        decider: Decider,
+        ingest: Ingest,
+        mounts: LayerMounts,
+        views: Views,
+        indexes: Indexes,
+    ) -> Layers:
+        catalog, shelf = ground.catalog, ground.shelf
+        return Layers(decider, catalog, shelf, ingest, mounts, views, indexes.foreign, self._clock)
 
     def _pool(self, threads: int, name: str) -> ThreadPoolExecutor:
         """Threads of their own: what containerd waits for must not queue behind what takes long."""

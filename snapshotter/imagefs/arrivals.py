@@ -22,10 +22,9 @@ from ioengine.directories import sync_directory
 from snapshotter.chunks.space import is_full
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import NoSpaceError, RefusedError, UnavailableError
-from snapshotter.image.erofs_reader import ErofsReader
-from snapshotter.image.index import LayerIndex
+from snapshotter.image.adopting import adopt_file
+from snapshotter.image.adoption import Claim
 from snapshotter.image.index_writer import open_private
-from snapshotter.image.scan import device_tag
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.provenance import Origin, Provenance
 from snapshotter.imagefs.shelf import Shelf
@@ -104,7 +103,9 @@ class Arrivals:
             if provenance.windows is not None:
                 await self._windows(provenance.windows, path.with_suffix(".win"))
             await self._unpack(repository, offered, temporary)
-            await loop.run_in_executor(self._executor, check_foreign, temporary, layer)
+            windows_bytes = 0 if provenance.windows is None else provenance.windows.size_bytes
+            claim = Claim(layer.blob, layer.diff_id, layer.size_bytes, windows_bytes)
+            await adopt_file(temporary, claim, executor=self._executor)
             if self._is_built(layer.blob, layer.diff_id):
                 return False
             work = loop.run_in_executor(
@@ -156,21 +157,6 @@ class Arrivals:
             if error.errno != errno.EEXIST:
                 raise
         sync_directory(path.parent)
-
-
-def check_foreign(path: Path, layer: Layer) -> None:
-    """RefusedError unless the index at ``path`` is one of ``layer`` and wholly sound."""
-    index = LayerIndex.open(path, layer=layer.blob)
-    if index.diff_id != layer.diff_id or index.blob_bytes != layer.size_bytes:
-        raise RefusedError(
-            f"{index.where} is for a layer of {index.blob_bytes} bytes that unpacks to"
-            f" {index.diff_id}, not for {layer.blob} of this image"
-        )
-    reader = ErofsReader(index.erofs, device_bytes=index.view_bytes, entries=index.entry_count)
-    if reader.superblock.device_tag != device_tag(index.diff_id):
-        raise RefusedError(f"{index.where}: its file system names another view")
-    if reader.validated_tree().needs_chain != index.needs_chain:
-        raise RefusedError(f"{index.where}: it lies about what it needs of the layers below")
 
 
 def _check_offer(layer: Layer, offered: IndexedLayer) -> None:

@@ -88,8 +88,15 @@ STATUS: dict[str, Any] = {
             "trusted_keys": "/etc/ember/keys",
             "keys": ["c" * 64],
             "problems": [],
-            "lookups": {"found": 1},
-            "wrong": [],
+            "lookups": [{"outcome": "found", "count": 1}],
+            "wrong": [
+                {
+                    "layer": f"sha256:{'e' * 64}",
+                    "artifact": f"sha256:{'f' * 64}",
+                    "repository": "registry.example/team/[odd]",
+                    "reason": "its file system is not what the layer's tar holds",
+                }
+            ],
         },
     },
     "images": [LAZY, PLAIN],
