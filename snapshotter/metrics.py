@@ -18,8 +18,8 @@ class Metrics:
         self.registry = registry or CollectorRegistry()
         self.tier_bytes = Counter(
             "ember_tier_bytes",
-            "Bytes that came from a tier, as it stores them: on demand, in the background, or with"
-            " the first pull of a layer",
+            "Bytes that came from a tier, as it stores them: on demand, in the background, with the"
+            " first pull of a layer, or of an index",
             ["tier", "purpose"],
             registry=self.registry,
         )

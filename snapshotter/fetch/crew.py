@@ -10,6 +10,7 @@ from snapshotter.clock import Clock
 from snapshotter.fetch.limits import RoadLimits
 from snapshotter.fetch.slots import Slots
 from snapshotter.fetch.sources import Sources
+from snapshotter.fetch.windows import Windows
 from snapshotter.image.decode import DecoderPool
 from snapshotter.tiers.ranking import Ranking
 
@@ -22,6 +23,7 @@ class Crew:
     ranking: Ranking
     slots: Slots
     decoders: DecoderPool
+    windows: Windows
     demand_pool: Executor
     background_pool: Executor
     clock: Clock

@@ -27,6 +27,7 @@ from snapshotter.fetch.limits import RoadLimits
 from snapshotter.fetch.slots import Slots
 from snapshotter.fetch.sources import Sources
 from snapshotter.fetch.tally import Ledger, Tally
+from snapshotter.fetch.windows import Windows
 from snapshotter.image.decode import DecoderPool
 from snapshotter.metrics import Metrics
 from snapshotter.tiers.guarded import guarded
@@ -61,15 +62,17 @@ class Road:
             ThreadPoolExecutor(self.limits.workers, "ember-demand"),
             ThreadPoolExecutor(self.limits.workers, "ember-background"),
         )
+        ranking = Ranking(
+            [guarded(tier, stall_s=self.limits.stall_s) for tier in tiers], self._clock
+        )
         self._crew = Crew(
             sources=sources,
-            ranking=Ranking(
-                [guarded(tier, stall_s=self.limits.stall_s) for tier in tiers], self._clock
-            ),
+            ranking=ranking,
             slots=Slots(
                 self.limits.demand_slots, self.limits.background_slots, self.limits.most_of_one
             ),
             decoders=DecoderPool(),
+            windows=Windows(ranking.order, self._pools[0], self._clock),
             demand_pool=self._pools[0],
             background_pool=self._pools[1],
             clock=self._clock,

@@ -12,10 +12,14 @@ from snapshotter.image.index import LayerIndex
 
 @dataclass(frozen=True, slots=True)
 class LayerSource:
-    """One layer blob that unpacks to the view, and the repositories that have it, best first."""
+    """One layer blob that unpacks to the view, and the repositories that have it, best first.
+
+    ``windows``: where the index's windows file can be had, for those that are not here.
+    """
 
     index: LayerIndex
     blobs: tuple[BlobRef, ...]
+    windows: tuple[BlobRef, ...] = ()
 
 
 class Sources(Protocol):

@@ -23,6 +23,8 @@ class Tally:
     failed_asks: int = 0
     corrupt: int = 0
     bytes_by_tier: collections.Counter[str] = field(default_factory=collections.Counter)
+    index_bytes: int = 0
+    """Of the index's windows, which the others don't count."""
     chunks_by_tier: collections.Counter[str] = field(default_factory=collections.Counter)
     last_failure: str = ""
     trouble: str = ""
@@ -57,6 +59,11 @@ class Ledger:
         """``length`` stored bytes came from ``tier``."""
         self.tally.bytes_by_tier[tier] += length
         self._of(self.metrics.tier_bytes, tier, _purpose(demand)).inc(length)
+
+    def received_windows(self, tier: str, length: int) -> None:
+        """``length`` bytes of an index's windows came from ``tier``."""
+        self.tally.index_bytes += length
+        self._of(self.metrics.tier_bytes, tier, "index").inc(length)
 
     def kept(self, tier: str, chunks: int, *, demand: bool) -> None:
         """``chunks`` from ``tier`` were right and are here now."""

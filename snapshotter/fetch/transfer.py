@@ -12,9 +12,9 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from snapshotter.chunks.offload import offload, over
@@ -26,15 +26,20 @@ from snapshotter.errors import (
     NoSpaceError,
     NotFoundError,
     RefusedError,
-    UnavailableError,
     restated,
+)
+from snapshotter.fetch.beginning import (
+    Pieces,
+    begin_without,
+    is_window_perhaps_missing,
+    nearest_before,
 )
 from snapshotter.fetch.crew import Crew
 from snapshotter.fetch.slots import Ticket
 from snapshotter.fetch.sources import LayerSource
 from snapshotter.fetch.tally import Ledger
+from snapshotter.fetch.windows import WindowLostError
 from snapshotter.image.decode import Decoder, Span, plan
-from snapshotter.image.index import LayerIndex
 from snapshotter.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -46,10 +51,6 @@ _LATER_CHUNKS = 64
 _WRITE_CHUNKS = 16
 _LINGER_S = 0.0003
 """How long a chunk that somebody waits for is kept to be told of together with its neighbours."""
-
-
-class _WindowLostError(UnavailableError):
-    """The window of a checkpoint is not to be had: decoding can only begin at the beginning."""
 
 
 @dataclass(slots=True)
@@ -102,11 +103,15 @@ class Transfer:
         """
         for span in plan(source.index, chunks, gap_bytes=self._crew.limits.gap_bytes):
             try:
-                await self._range(tier, blob, await self._begin(source.index, span))
-            except _WindowLostError as error:
-                log.error("reading %s from its beginning: %s", source.index.layer, error)
-                whole = replace(span, in_offset=0, checkpoint=0, first_chunk=0)
-                await self._range(tier, blob, Decoder(source.index, whole))
+                await self._range(tier, *await self._begin(tier, source, blob, span))
+            except WindowLostError as error:
+                decoder = await offload(self._crew.demand_pool, nearest_before, source.index, span)
+                log.error(
+                    "layer %s is read from compressed byte %d on instead of %d, for want of a"
+                    " window of its index: %s",
+                    *(source.index.layer, decoder.in_offset, span.in_offset, error),
+                )
+                await self._range(tier, decoder, self._read(tier, blob, decoder.span))
 
     async def whole(self, tier: Tier, source: LayerSource, blob: BlobRef) -> None:
         """Stream the blob from its first byte and keep all that is missing; errors as ranges()."""
@@ -119,15 +124,33 @@ class Transfer:
         finally:
             self._held.clear()
 
-    async def _begin(self, index: LayerIndex, span: Span) -> Decoder:
-        """The decoder for ``span``: its own span says what to fetch."""
-        return self._crew.decoders.take(index, span)
+    async def _begin(
+        self, tier: Tier, source: LayerSource, blob: BlobRef, span: Span
+    ) -> tuple[Decoder, Pieces]:
+        """The decoder for ``span``, and what its own span says is to be fetched."""
+        index, crew = source.index, self._crew
+        decoder = crew.decoders.find(index, span)
+        if decoder is None and is_window_perhaps_missing(source, span):
+            return await begin_without(
+                crew.windows,
+                crew.demand_pool,
+                source,
+                span,
+                lambda: self._read(tier, blob, span),
+                self._ledger,
+                demand=self._ticket.demand,
+            )
+        decoder = decoder or Decoder(index, span)
+        return decoder, self._read(tier, blob, decoder.span)
 
-    async def _range(self, tier: Tier, blob: BlobRef, decoder: Decoder) -> None:
+    def _read(self, tier: Tier, blob: BlobRef, span: Span) -> Pieces:
+        extent = Extent(span.in_offset, span.length_bytes)
+        return tier.read(blob, extent, demand=self._ticket.demand)
+
+    async def _range(self, tier: Tier, decoder: Decoder, pieces: Pieces) -> None:
         self.in_offset = decoder.in_offset
-        extent = Extent(decoder.in_offset, decoder.span.in_end - decoder.in_offset)
         try:
-            await self._pump(tier, decoder, tier.read(blob, extent, demand=self._ticket.demand))
+            await self._pump(tier, decoder, pieces)
         except CorruptError:
             decoder.failed = True
             raise
@@ -135,9 +158,7 @@ class Transfer:
             self._held.clear()
             self._crew.decoders.give(decoder)
 
-    async def _pump(
-        self, tier: Tier, decoder: Decoder, pieces: AsyncGenerator[bytes, None]
-    ) -> None:
+    async def _pump(self, tier: Tier, decoder: Decoder, pieces: Pieces) -> None:
         """Decode what has come in a thread, while more is coming: no more than _AHEAD_BYTES.
 
         The thread is called when it has something to bring, not for each piece: going there and
@@ -317,6 +338,6 @@ def _decode(decoder: Decoder, batch: Sequence[bytes]) -> Iterator[tuple[int, byt
         decoder.open()
     except (NotFoundError, RefusedError) as error:
         decoder.failed = True
-        raise _WindowLostError(str(error)) from None
+        raise WindowLostError(str(error)) from None
     for piece in batch:
         yield from decoder.chunks(piece)

@@ -106,13 +106,17 @@ class Decoder:
     Used by one thread at a time. After an error it must be thrown away.
     """
 
-    def __init__(self, index: LayerIndex, span: Span) -> None:
-        """Begin at the span's checkpoint; nothing is read or set up before the first bytes."""
+    def __init__(self, index: LayerIndex, span: Span, window: bytes | None = None) -> None:
+        """Begin at the span's checkpoint; nothing is read or set up before the first bytes.
+
+        ``window`` is the checkpoint's as it is stored; None: it is in the windows file.
+        """
         self.index = index
         self.span = span
         self.next_chunk = span.first_chunk
         """The number of the next chunk that comes out."""
         self.failed = False
+        self._window = window
         self._opened: PlainStream | None = None
         self._chunk = bytearray()
 
@@ -143,7 +147,8 @@ class Decoder:
         Raises NotFoundError if the windows file is needed and missing, RefusedError if it is torn.
         """
         if self._opened is None:
-            self._opened = _stream_at(self.index, self.span)
+            self._opened = _stream_at(self.index, self.span, self._window)
+            self._window = None
             self._chunk = bytearray(self.index.chunk_bytes)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[tuple[int, bytes]]:
@@ -204,10 +209,10 @@ class Decoder:
             )
 
 
-def _stream_at(index: LayerIndex, span: Span) -> PlainStream:
+def _stream_at(index: LayerIndex, span: Span, window: bytes | None) -> PlainStream:
     if span.checkpoint is None:
         return StoredStream(at=RestartPoint(span.in_offset, span.in_offset))
-    point = index.restart_point(index.checkpoint(span.checkpoint))
+    point = index.restart_point(index.checkpoint(span.checkpoint), window)
     if index.compression is Compression.GZIP:
         return GzipStream(at=point)
     return ZstdStream(at=point)
@@ -227,8 +232,8 @@ class DecoderPool:
         self._kept: OrderedDict[int, Decoder] = OrderedDict()
         self._bytes = 0
 
-    def take(self, index: LayerIndex, span: Span) -> Decoder:
-        """A decoder for ``span``, the caller's alone: a kept one if that is nearer, or a new one.
+    def find(self, index: LayerIndex, span: Span) -> Decoder | None:
+        """A kept decoder that can go on to ``span``, the caller's alone from now on.
 
         What must be fetched and fed is the *decoder's* ``span``. Quick: nothing is read.
         """
@@ -240,10 +245,13 @@ class DecoderPool:
             )
             if nearest is not None:
                 self._remove(id(nearest))
-        if nearest is None:
-            return Decoder(index, span)
-        nearest.extend(span)
+        if nearest is not None:
+            nearest.extend(span)
         return nearest
+
+    def take(self, index: LayerIndex, span: Span) -> Decoder:
+        """As find(), or else a new one."""
+        return self.find(index, span) or Decoder(index, span)
 
     def give(self, decoder: Decoder) -> None:
         """Hand a decoder back for reuse; it is dropped if it failed or nothing lies ahead."""
