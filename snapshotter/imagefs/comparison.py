@@ -25,7 +25,13 @@ from snapshotter.imagefs.catalog import Catalog, Layer
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.layer_mounts import LayerMounts
 from snapshotter.imagefs.provenance import PROVENANCE_SUFFIX, Origin, Provenance, read_provenance
-from snapshotter.imagefs.rederive import AbandonedError, Verdict, compare, lowest_priority
+from snapshotter.imagefs.rederive import (
+    AbandonedError,
+    Verdict,
+    compare,
+    lowest_priority,
+    shows_otherwise,
+)
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.trust import Trust
 from snapshotter.imagefs.verdicts import Verdicts, Wrong
@@ -158,7 +164,7 @@ class Comparison:
             return
         await self._rebuild(origin, index.diff_id)
         own = means.shelf.get(index.layer)
-        if own is not None and own.data != index.data:
+        if own is not None and shows_otherwise(index, own):
             await self._condemn(index, provenance, Verdict(False, "its chunks are not the layer's"))
 
     async def _judge(self, index: LayerIndex, verdict: Verdict) -> None:

@@ -76,6 +76,18 @@ def compare(index: LayerIndex, view: Path, stop: threading.Event) -> Verdict:
     return Verdict(True, scan_fault or _metadata_fault(index, scanner))
 
 
+def shows_otherwise(one: LayerIndex, other: LayerIndex) -> bool:
+    """Whether a reader would see something else by ``one`` than by ``other``.
+
+    Where inflating begins and chunks end may differ with the library that decoded the layer.
+    """
+    return (
+        one.view_bytes != other.view_bytes
+        or one.erofs != other.erofs
+        or any(one.chunk_digest(n) != other.chunk_digest(n) for n in range(one.chunk_count))
+    )
+
+
 def _metadata_fault(index: LayerIndex, scanner: TarLayerScanner) -> str:
     try:
         own = scanner.finish(index.diff_id, index.view_bytes)

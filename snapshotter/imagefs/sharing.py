@@ -1,0 +1,168 @@
+"""Pushing what this node built: the indexes of an image, as an artifact beside it, once.
+
+In the background, one image at a time and only while no first pull is going on. Where the same
+indexes lie already nothing is pushed. What may pass is tried again a few times; what the registry
+will not have is said once. No pull ever notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from snapshotter.clock import Clock
+from snapshotter.content import Digest
+from snapshotter.errors import EmberError, UnavailableError
+from snapshotter.image.index import LayerIndex
+from snapshotter.image.windows import WINDOWS_SUFFIX
+from snapshotter.imagefs.catalog import Catalog, Image
+from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.shelf import Shelf
+from snapshotter.imagefs.verdicts import Verdicts
+
+log = logging.getLogger(__name__)
+
+WAITING = 1024
+POLL_S = 2.0
+WAITS_S = (60.0, 300.0, 1500.0)
+
+Indexed = tuple[LayerIndex, Path | None]
+"""An index and its windows file, None where it needs none."""
+
+
+class Publisher(Protocol):
+    """Registries (daemon/pushing.py)."""
+
+    async def publish(self, repository: str, image: Digest, indexes: Sequence[Indexed]) -> bool:
+        """Have an artifact of ``indexes`` beside the image; False if one is there already.
+
+        UnavailableError may pass; any other EmberError will not.
+        """
+        ...
+
+
+class Sharing:
+    """Life story: ``start``, ``built`` for each layer that this node has indexed, ``stop``."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        shelf: Shelf,
+        ingest: Ingest,
+        verdicts: Verdicts,
+        publisher: Publisher,
+        clock: Clock,
+        count: Callable[[str], object],
+    ) -> None:
+        """``count`` is told how each image ended: pushed, there, refused or failed."""
+        self._catalog = catalog
+        self._shelf = shelf
+        self._ingest = ingest
+        self._verdicts = verdicts
+        self._publisher = publisher
+        self._clock = clock
+        self._count = count
+        self._waiting: dict[Digest, None] = {}
+        self._given_up: set[tuple[Digest, str]] = set()
+        self._later: set[asyncio.Task[None]] = set()
+        self._awake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin with what an earlier daemon did not come to."""
+        for image in self._catalog.images():
+            self._want(image.manifest)
+        self._task = asyncio.create_task(self._run(), name="sharing indexes")
+
+    async def stop(self) -> None:
+        """Stop in the middle; an artifact is there wholly or not at all."""
+        tasks = [*self._later, *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def built(self, blob: Digest) -> None:
+        """This node has built the index of ``blob``."""
+        for image in self._catalog.images_of_blob(blob):
+            self._want(image.manifest)
+
+    def _want(self, manifest: Digest) -> None:
+        if len(self._waiting) < WAITING:
+            self._waiting[manifest] = None
+            self._awake.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._awake.wait()
+            await self._clock.sleep(POLL_S)
+            if self._ingest.jobs():
+                continue
+            self._awake.clear()
+            while self._waiting:
+                manifest = next(iter(self._waiting))
+                del self._waiting[manifest]
+                image = self._catalog.image(manifest)
+                if image is not None:
+                    await self._share(image, 0)
+
+    async def _share(self, image: Image, tries: int) -> None:
+        repository = next(iter(image.repositories), None)
+        if repository is None or self._verdicts.is_pushed(image.manifest, repository):
+            return
+        if (image.manifest, repository) in self._given_up:
+            return
+        try:
+            indexes = self._own(image)
+            if indexes is None:
+                return
+            new = await self._publisher.publish(repository, image.manifest, indexes)
+            await self._verdicts.note_pushed(image.manifest, repository, self._clock.wall_ns())
+        except UnavailableError as error:
+            if tries < len(WAITS_S):
+                self._again(image, tries)
+                return
+            self._give_up(image, repository, "failed", str(error))
+        except EmberError as error:
+            self._give_up(image, repository, "refused", str(error))
+        except Exception as error:
+            log.exception("sharing the indexes of %s failed", image.manifest)
+            self._give_up(image, repository, "failed", type(error).__name__)
+        else:
+            self._count("pushed" if new else "there")
+            how = "are pushed to" if new else "lie already in"
+            log.info("the indexes of %s %s %s", _name(image), how, repository)
+
+    def _own(self, image: Image) -> list[Indexed] | None:
+        """The indexes of all layers, if this node vouches for every one."""
+        found: dict[Digest, Indexed] = {}
+        for layer in image.layers:
+            index = self._shelf.get(layer.blob)
+            if index is None or not self._shelf.provenance(layer.blob).own:
+                return None
+            if index.diff_id != layer.diff_id:
+                return None
+            windows = self._shelf.path(layer.blob).with_suffix(WINDOWS_SUFFIX)
+            found[layer.blob] = (index, windows if index.windows_bytes else None)
+        return list(found.values()) or None
+
+    def _again(self, image: Image, tries: int) -> None:
+        async def later() -> None:
+            await self._clock.sleep(WAITS_S[tries])
+            await self._share(image, tries + 1)
+
+        if len(self._later) < WAITING:
+            task = asyncio.create_task(later(), name=f"share {image.manifest}")
+            self._later.add(task)
+            task.add_done_callback(self._later.discard)
+
+    def _give_up(self, image: Image, repository: str, outcome: str, why: str) -> None:
+        self._given_up.add((image.manifest, repository))
+        self._count(outcome)
+        log.warning("the indexes of %s are not pushed: %s", _name(image), why)
+
+
+def _name(image: Image) -> str:
+    return image.names[0] if image.names else str(image.manifest)
