@@ -92,6 +92,15 @@ class Image:
     seen_ns: int
     leaving: bool = False
 
+    @property
+    def places(self) -> list[str]:
+        """The repositories that the image was seen in, those that gave all of it first."""
+        places = dict.fromkeys(self.repositories)
+        for name in self.names:
+            with contextlib.suppress(InvalidArgumentError):
+                places[parse_reference(name).name] = None
+        return list(places)
+
 
 class Catalog:
     """Images by manifest digest. Life story: ``load`` once, then remember, judge, forget."""
@@ -303,7 +312,7 @@ class Catalog:
             for image in self.images()
             if text in image.names
             or any(name.rsplit("@", 1)[0] == text for name in image.names)
-            or any(f"{place}@{image.manifest}" == text for place in _places(image))
+            or any(f"{place}@{image.manifest}" == text for place in image.places)
             or (len(bare) >= 6 and image.manifest.hex.startswith(bare))
         ]
 
@@ -318,7 +327,7 @@ class Catalog:
     def unpacked_layers(self) -> Iterator[tuple[str, Layer]]:
         """Repository and layer of all that went the overlay way for another reason than a fault."""
         for image in self.images():
-            places = sorted(_places(image))
+            places = sorted(image.places)
             if image.lazy or not places:
                 continue
             for layer in image.layers:
@@ -343,12 +352,3 @@ class Catalog:
             for repository in image.repositories:
                 found.setdefault(repository, BlobRef(repository, blob, size))
         return list(found.values())
-
-
-def _places(image: Image) -> set[str]:
-    """The repositories that the image was seen in."""
-    places = set(image.repositories)
-    for name in image.names:
-        with contextlib.suppress(InvalidArgumentError):
-            places.add(parse_reference(name).name)
-    return places

@@ -20,6 +20,7 @@ from snapshotter.image.index import LayerIndex
 from snapshotter.image.windows import WINDOWS_SUFFIX
 from snapshotter.imagefs.catalog import Catalog, Image
 from snapshotter.imagefs.ingest import Ingest
+from snapshotter.imagefs.provenance import Origin
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.verdicts import Verdicts
 
@@ -109,7 +110,7 @@ class Sharing:
                     await self._share(image, 0)
 
     async def _share(self, image: Image, tries: int) -> None:
-        repository = next(iter(image.repositories), None)
+        repository = next(iter(image.places), None)
         if repository is None or self._verdicts.is_pushed(image.manifest, repository):
             return
         if (image.manifest, repository) in self._given_up:
@@ -136,13 +137,12 @@ class Sharing:
             log.info("the indexes of %s %s %s", _name(image), how, repository)
 
     def _own(self, image: Image) -> list[Indexed] | None:
-        """The indexes of all layers, if this node vouches for every one."""
+        """The indexes of all layers, if this node has built every one."""
         found: dict[Digest, Indexed] = {}
         for layer in image.layers:
             index = self._shelf.get(layer.blob)
-            if index is None or not self._shelf.provenance(layer.blob).own:
-                return None
-            if index.diff_id != layer.diff_id:
+            origin = self._shelf.provenance(layer.blob).origin
+            if index is None or origin is not Origin.HERE or index.diff_id != layer.diff_id:
                 return None
             windows = self._shelf.path(layer.blob).with_suffix(WINDOWS_SUFFIX)
             found[layer.blob] = (index, windows if index.windows_bytes else None)
