@@ -106,6 +106,7 @@ class DaemonOperations:
         wanted = Platform.parse(platform) if platform else host_platform()
         self._parts.registry.insist()
         resolved = await self._parts.registry.resolve(parse_reference(image), wanted)
+        self._parts.foreign.forget(resolved.manifest_digest)  # what was not there is looked for
         if platform and wanted.rank(resolved.platform) is None:
             raise NotFoundError(f"{image} is for {resolved.platform}, not for {wanted}")
         return resolved
@@ -217,6 +218,7 @@ class DaemonOperations:
             found, data_only=data_only, keep_indexes=bool(gone) and not found.lazy
         )
         parts.decider.forget(found.manifest)
+        parts.foreign.forget(found.manifest)
         kept = outcome.kept
         if outcome.in_use:
             kept = [f"data of {found.manifest}: it is also {each}" for each in left] or kept

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from blake3 import blake3
+
 from snapshotter.content import Digest
+from snapshotter.image.erofs_reader import ErofsReader
+from snapshotter.image.erofs_writer import write_erofs
 from snapshotter.image.index import LayerIndex
+from snapshotter.image.index_layout import HEADER_BYTES, unpack_header
+from snapshotter.image.scan import device_tag
+from snapshotter.image.tree import Kind
 from snapshotter.indexes.artifact import (
     ARTIFACT_TYPE,
     EMPTY,
@@ -93,6 +100,27 @@ def offer(
         )
     listed = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
     registry.add_manifest(repository, json.dumps(listed).encode(), OCI_INDEX, fallback_tag(image))
+
+
+def with_set_uid(plain: bytes) -> bytes:
+    """An index that is sound, and says of the layer's files that they run as their owner."""
+    index = LayerIndex(memoryview(plain), None, where="a lie")
+    tree = ErofsReader(index.erofs, entries=index.entry_count).tree()
+    for inode in tree.root.children.values():
+        if inode.kind is Kind.FILE:
+            inode.mode |= 0o4000
+    image = write_erofs(tree, device_bytes=index.view_bytes, device_tag=device_tag(index.diff_id))
+    header = unpack_header(plain, "a lie")
+    body = plain[HEADER_BYTES : header.erofs_offset] + image
+    digest = blake3(body).digest()
+    return replace(header, erofs_bytes=len(image), body_digest=digest).pack() + body
+
+
+def with_wrong_chunks(plain: bytes) -> bytes:
+    """An index that is sound, and wrong about what the layer's first chunk is."""
+    header = unpack_header(plain, "a lie")
+    body = bytes([plain[HEADER_BYTES] ^ 1]) + plain[HEADER_BYTES + 1 :]
+    return replace(header, body_digest=blake3(body).digest()).pack() + body
 
 
 def _content(data: bytes) -> Content:

@@ -1,0 +1,103 @@
+"""Unsigned indexes on a whole node that trusts registries, and what comes of comparing them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cases.images import ImageCase
+from tests.indexes import Change, artifact_of, with_set_uid, with_wrong_chunks
+from tests.integration.registry_scene import noisy, read_all
+from tests.integration.test_found_indexes import Found, found_in, hex_of
+
+pytestmark = [pytest.mark.root, pytest.mark.containerd]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
+    with found_in(tmp_path_factory.mktemp("compared"), 'trust = "registry"\n') as made:
+        yield made
+
+
+def unsigned(found: Found, case: ImageCase, change: Change = bytes) -> str:
+    """The image's index lies beside it, unsigned, and nothing of it is here."""
+    files = found.built(case)
+    return found.offer(case, [artifact_of(case.documents[-1], files, change=change)])
+
+
+def origins(found: Found, reference: str) -> list[tuple[str, bool]]:
+    layers = found.scene.node.image(reference)["layers"]
+    return [(one["index_from"]["origin"], one["index_from"]["compared"]) for one in layers]
+
+
+def complete(found: Found) -> None:
+    *_, last = found.scene.node.drain()
+    assert last.views_left == 0, last
+
+
+def test_a_right_index_is_compared_once_its_layer_is_complete_and_counts_from_then_on(
+    found: Found,
+) -> None:
+    case = noisy("right and unsigned")
+    reference = unsigned(found, case)
+    node = found.scene.node
+    assert node.pull(reference).lazy_layers == 2
+    assert origins(found, reference) == [("registry", False)] * 2
+    with node.mounted(case.chain_id) as root:
+        assert read_all(found.scene, case, root) == ["", ""]
+        complete(found)
+        assert node.until(lambda: origins(found, reference) == [("registry", True)] * 2)
+    assert any("until it is complete and compared" in note for note in node.status()["notes"])
+
+
+def test_what_was_not_compared_yet_is_compared_by_the_next_daemon(found: Found) -> None:
+    case = noisy("compared later")
+    reference = unsigned(found, case)
+    node = found.scene.node
+    assert node.pull(reference).lazy_layers == 2
+    with node.mounted(case.chain_id):
+        complete(found)
+        assert node.until(lambda: origins(found, reference) == [("registry", True)] * 2)
+    node.ember.kill()
+    for digest in case.stored[:2]:
+        note = node.ember.root / "index" / f"{hex_of(digest)}.from"
+        note.write_text(json.dumps({**json.loads(note.read_text()), "compared": False}))
+    node.start_again()
+    assert node.until(lambda: origins(found, reference) == [("registry", True)] * 2)
+
+
+def test_an_index_that_gives_other_rights_is_found_out_said_and_replaced(found: Found) -> None:
+    case = noisy("set user id")
+    reference = unsigned(found, case, with_set_uid)
+    node, mark = found.scene.node, len(found.scene.node.ember.log())
+    assert node.pull(reference).lazy_layers == 2
+    with node.mounted(case.chain_id) as root:
+        name = sorted(case.rows)[0]
+        assert (root / name).stat().st_mode & 0o4000
+        assert read_all(found.scene, case, root) == ["", ""]
+        complete(found)
+        assert node.until(lambda: len(node.status()["daemon"]["index"]["wrong"]) == 2)
+        assert node.until(lambda: origins(found, reference) == [("here", False)] * 2)
+        image = node.image(reference)
+        assert "turned out wrong" in image["suspect"]
+    assert "IS WRONG: its file system is not what the layer's tar holds" in node.ember.log()[mark:]
+    with node.mounted(case.chain_id) as root:  # whoever comes next
+        assert not (root / name).stat().st_mode & 0o4000
+        assert read_all(found.scene, case, root) == ["", ""]
+    node.containerd.ctr("images", "rm", "--sync", reference)
+    again = node.pull(reference)
+    assert again.lazy_layers == 0
+    assert "an index of it from elsewhere was wrong" in again.reason
+    assert any("is never used again" in note for note in node.status()["notes"])
+
+
+def test_an_index_that_is_wrong_about_bytes_shows_none_of_them(found: Found) -> None:
+    case = noisy("wrong chunks")
+    reference = unsigned(found, case, with_wrong_chunks)
+    node = found.scene.node
+    assert node.pull(reference).lazy_layers == 2
+    with node.mounted(case.chain_id) as root:
+        said = read_all(found.scene, case, root)
+        assert all("Input/output error" in words for words in said), said
