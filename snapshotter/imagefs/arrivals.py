@@ -100,8 +100,6 @@ class Arrivals:
         loop = asyncio.get_running_loop()
         repository = provenance.repositories[0]
         try:
-            if provenance.windows is not None:
-                await self._windows(provenance.windows, path.with_suffix(".win"))
             await self._unpack(repository, offered, temporary)
             windows_bytes = 0 if provenance.windows is None else provenance.windows.size_bytes
             claim = Claim(layer.blob, layer.diff_id, layer.size_bytes, windows_bytes)
@@ -131,19 +129,6 @@ class Arrivals:
                     await loop.run_in_executor(self._executor, unpacker.feed, part)
             unpacker.finish()
             await loop.run_in_executor(self._executor, _sync, file)
-
-    async def _windows(self, blob: BlobRef, path: Path) -> None:
-        """All of them: each is held to its own digest when it is used."""
-        temporary = path.with_name(f"{path.name}{_TEMPORARY}{secrets.token_hex(6)}")
-        loop = asyncio.get_running_loop()
-        try:
-            with open_private(temporary) as file:
-                async with aclosing(self._blobs.stream(blob)) as stream:
-                    async for part in stream:
-                        await loop.run_in_executor(self._executor, file.write, part)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _publish(self, blob: Digest, temporary: Path, provenance: Provenance) -> None:
         """First whose it is, then the index, which takes nobody's place."""

@@ -19,6 +19,7 @@ from snapshotter.errors import InvalidArgumentError
 
 PROVENANCE_SUFFIX = ".from"
 REPOSITORIES_KEPT = 64
+WINDOWS_SOURCES = 4
 _LIMIT_BYTES = 64 * 1024
 
 
@@ -52,6 +53,14 @@ class Provenance:
     def own(self) -> bool:
         """Whether this node knows by itself that the index is right."""
         return self.origin is Origin.HERE or self.compared
+
+    @property
+    def windows_at(self) -> tuple[BlobRef, ...]:
+        """Where the windows file can be had, as far as it isn't here."""
+        if self.windows is None:
+            return ()
+        others = (replace(self.windows, repository=name) for name in self.repositories)
+        return tuple(dict.fromkeys((self.windows, *others)))[:WINDOWS_SOURCES]
 
     def offered_by(self, repository: str) -> Provenance:
         """The same, known to come from ``repository`` too."""

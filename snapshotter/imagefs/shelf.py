@@ -138,7 +138,8 @@ class Shelf:
         for blob in self._blobs_of_view(view):
             index = self.get(blob)
             if index is not None and index.diff_id == view:
-                sources.append(LayerSource(index, tuple(self._origins(blob))))
+                windows = self.provenance(blob).windows_at
+                sources.append(LayerSource(index, tuple(self._origins(blob)), windows))
         return sources
 
     def look_further(self, view: Digest) -> None:
