@@ -7,23 +7,27 @@ go to stdout, progress and complaints to stderr.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import re
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from snapshotter import __version__
-from snapshotter.cli import changes, images, pull, warm
+from snapshotter.cli import changes, images, index, pull, warm
 from snapshotter.cli.connection import EXIT_USAGE, Daemon, fail
-from snapshotter.config import DEFAULT_PATH, Config, load
-from snapshotter.errors import ConfigError, InvalidArgumentError
-from snapshotter.oci.platform import Platform
-from snapshotter.oci.reference import parse_reference
+from snapshotter.cli.options import (
+    ConfigPath,
+    Json,
+    check_platform,
+    check_reference,
+    read_config,
+    verb,
+)
+from snapshotter.config import DEFAULT_PATH
 
 app = typer.Typer(
     name="ember",
@@ -33,16 +37,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # help is plain text: brackets in it are brackets
 )
 
-ConfigPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        envvar="EMBER_CONFIG",
-        help="Configuration file [default: /etc/ember/config.toml]",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document")]
 Platforms = Annotated[
     str,
     typer.Option(
@@ -64,20 +58,6 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*", re.ASCII)
 _NAMESPACE_CHARACTERS = 76
 
 
-def _verb(name: str) -> Any:
-    """A verb's module, loaded only for that verb: the daemon's libraries cost a third of a second,
-    and most commands are a question to a daemon that has them."""
-    return importlib.import_module(f"snapshotter.cli.{name}")
-
-
-def read_config(path: Path | None) -> Config:
-    """The configuration, or the end of the command with what is wrong in it."""
-    try:
-        return load(path)
-    except ConfigError as error:
-        fail(str(error), EXIT_USAGE)
-
-
 def connect(path: Path | None) -> Daemon:
     """The daemon that the configuration at ``path`` belongs to."""
     return Daemon(read_config(path).socket)
@@ -89,23 +69,6 @@ def check_namespace(name: str | None) -> None:
         return
     if len(name) > _NAMESPACE_CHARACTERS or not _NAMESPACE.fullmatch(name):
         fail(f"{name!r} cannot be a containerd namespace, such as k8s.io", EXIT_USAGE)
-
-
-def check_reference(text: str) -> None:
-    """End the command if no registry could have an image of this name."""
-    try:
-        parse_reference(text)
-    except InvalidArgumentError as error:
-        fail(str(error), EXIT_USAGE)
-
-
-def check_platform(text: str) -> None:
-    """End the command if ``text`` names no platform; empty is this node's."""
-    try:
-        if text:
-            Platform.parse(text)
-    except InvalidArgumentError as error:
-        fail(str(error), EXIT_USAGE)
 
 
 def check_image(text: str) -> None:
@@ -144,7 +107,7 @@ def serve_command(
         else:
             typer.echo(f"{config or DEFAULT_PATH}: the configuration can be used")
         return
-    _verb("serve").run(settings, config)
+    verb("serve").run(settings, config)
 
 
 @app.command(name="pull")
@@ -218,7 +181,10 @@ def drain_command(config: ConfigPath = None, json: Json = False) -> None:
 @app.command(name="doctor")
 def doctor_command(config: ConfigPath = None, json: Json = False) -> None:
     """Check kernel, file system, containerd and permissions: what is, and the way out."""
-    _verb("doctor").run(read_config(config), json)
+    verb("doctor").run(read_config(config), json)
+
+
+app.add_typer(index.app, name="index")
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ class WindowsWriter:
     def __init__(self, path: Path) -> None:
         """``path`` is the windows file's final name; its directory must exist."""
         self._path = path
-        self._temporary = _temporary_name(path)
+        self._temporary = temporary_name(path)
         self._file: BinaryIO | None = None
         self._compressor = zstandard.ZstdCompressor(level=_WINDOW_LEVEL)
         self.packed: list[bytes] = []
@@ -100,7 +100,7 @@ class WindowsWriter:
             )
         )
         if stored:
-            with _Writing(self._temporary):
+            with Writing(self._temporary):
                 if self._file is None:
                     self._file = open_private(self._temporary)
                 self._file.write(stored)
@@ -112,7 +112,7 @@ class WindowsWriter:
 
     def publish(self) -> None:
         """Sync the windows and give them their name; without any, remove an older file."""
-        with _Writing(self._path):
+        with Writing(self._path):
             if self._file is None:
                 self._path.unlink(missing_ok=True)
                 return
@@ -141,9 +141,9 @@ def write_index(path: Path, draft: IndexDraft, windows: WindowsWriter | None = N
     """
     if windows is not None:
         draft.checkpoints, draft.windows_bytes = windows.packed, windows.windows_bytes
-    temporary = _temporary_name(path)
+    temporary = temporary_name(path)
     try:
-        with _Writing(path):
+        with Writing(path):
             _write_synced(temporary, draft.pack())
             path.unlink(missing_ok=True)
             if windows is not None:
@@ -157,9 +157,9 @@ def write_index(path: Path, draft: IndexDraft, windows: WindowsWriter | None = N
 
 def replace_index(path: Path, data: bytes | memoryview) -> None:
     """Have the index file at ``path`` hold ``data``, durably; errors as write_index()."""
-    temporary = _temporary_name(path)
+    temporary = temporary_name(path)
     try:
-        with _Writing(path):
+        with Writing(path):
             _write_synced(temporary, data)
             temporary.replace(path)
             sync_directory(path.parent)
@@ -190,11 +190,12 @@ def open_private(path: Path) -> BinaryIO:
     )
 
 
-def _temporary_name(path: Path) -> Path:
+def temporary_name(path: Path) -> Path:
+    """A name beside ``path`` that nobody else writes, and that `remove_leftovers` knows."""
     return path.with_name(f"{path.name}{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
 
 
-class _Writing:
+class Writing:
     """Turns an OSError of the block into an error that names the file."""
 
     def __init__(self, path: Path) -> None:

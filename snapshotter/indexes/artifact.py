@@ -15,6 +15,7 @@ from typing import Any
 
 from snapshotter.content import Digest
 from snapshotter.errors import InvalidArgumentError, RefusedError
+from snapshotter.image.adoption import INDEX_BYTES
 from snapshotter.oci.documents import (
     MANIFEST_TYPES,
     OCI_MANIFEST,
@@ -41,8 +42,8 @@ DIFF_ID = "dev.ember.layer.diffid"
 PLAIN_DIGEST = "dev.ember.index.digest"
 PLAIN_LENGTH = "dev.ember.index.length"
 
-INDEX_LIMIT_BYTES = 1024**3
-"""Longest index file, unpacked: that of a layer of 512 GiB is shorter."""
+INDEX_LIMIT_BYTES = INDEX_BYTES
+"""Longest index file, unpacked: no longer one is adopted."""
 WINDOWS_LIMIT_BYTES = 16 * 1024**3
 ENVELOPE_LIMIT_BYTES = 1024**2
 

@@ -83,8 +83,11 @@ class Findings:
         return next((one for one in self.found if one.key_id is not None), None)
 
 
-async def find(source: Source, image: Reference, trusted: Keyring) -> Findings:
-    """The index artifacts of ``image`` (pinned to its manifest's digest), checked.
+async def find(
+    source: Source, image: Reference, trusted: Keyring, *, every: bool = False
+) -> Findings:
+    """The index artifacts of ``image`` (pinned to its manifest's digest), checked: until one is
+    signed by a trusted key, or (``every``) all of them.
 
     Raises what `Source.referrers` raises, and UnavailableError of an artifact that could not be
     read; an artifact that is wrong is only refused.
@@ -99,7 +102,7 @@ async def find(source: Source, image: Reference, trusted: Keyring) -> Findings:
         except (RefusedError, CorruptError, NotFoundError) as error:
             refused.append(str(error))
             continue
-        if found[-1].key_id is not None:
+        if found[-1].key_id is not None and not every:
             break
     found.sort(key=lambda one: one.key_id is None)
     return Findings(tuple(found), tuple(refused))

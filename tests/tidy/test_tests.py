@@ -11,6 +11,7 @@ SKIPS = {"skip", "skipif", "xfail", "importorskip"}
 MAY_SLEEP = {
     "tests/patience.py": "looks again and again for what it waits for",
     "tests/fakes/http_server.py": "a server that sends slowly",
+    "tests/fakes/short_clock.py": "a clock: its pauses are what is tested",
     "tests/tools/run_tests.py": "not a test: gives what it ends a moment",
 }
 

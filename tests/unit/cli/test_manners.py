@@ -17,7 +17,9 @@ from snapshotter.cli.serve import worth_a_line
 from tests.fakes.daemon import FakeOperations
 from tests.unit.cli.conftest import LIMIT_S, PROGRAM, ROOT, Place
 
-VERBS = ["serve", "pull", "warm", "images", "status", "rm", "drain", "doctor"]
+VERBS = ["serve", "pull", "warm", "images", "status", "rm", "drain", "doctor", "index"]
+INDEX_VERBS = ["build", "show", "pull", "verify", "keygen"]
+NO_CONFIGURATION: list[list[str]] = [[], ["index"], ["index", "keygen"]]
 TAKEN_S = 30
 
 
@@ -77,7 +79,9 @@ def test_an_odd_locale_costs_a_character_and_not_the_answer(
     assert "registry.example/team/app:1" in ended.stdout
 
 
-@pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS)])
+@pytest.mark.parametrize(
+    "words", [[], *([verb] for verb in VERBS), *(["index", verb] for verb in INDEX_VERBS)]
+)
 def test_help_of_every_command_is_plain_text_on_stdout(place: Place, words: list[str]) -> None:
     result = place.ember(*words, "--help")
     narrow = place.process(*words, "--help", environment={"COLUMNS": "40"})
@@ -86,7 +90,7 @@ def test_help_of_every_command_is_plain_text_on_stdout(place: Place, words: list
         assert text.startswith(f"Usage: {' '.join(['ember', *words])}")
         assert max(map(len, text.splitlines())) <= columns
         assert not set(text) & set("╭│╰\x1b")
-        assert words == [] or "EMBER_CONFIG" in text
+        assert words in NO_CONFIGURATION or "EMBER_CONFIG" in text
 
 
 STARTS_PROGRAMS = """

@@ -1,0 +1,63 @@
+"""Two indexes of one layer: where they say different things of it.
+
+Bytes need not be equal: another zlib or libzstd may end chunks elsewhere and pack windows
+otherwise. What must be equal is what a reader sees of the layer, and how it is decoded.
+"""
+
+from __future__ import annotations
+
+from blake3 import blake3
+
+from snapshotter.errors import RefusedError
+from snapshotter.image.index import LayerIndex
+
+_DIFFERENCE_LIMIT = 20
+
+
+def differences(promised: LayerIndex, derived: LayerIndex) -> list[str]:
+    """What ``promised`` says otherwise than ``derived``, which was made of verified bytes.
+
+    Empty if the layer means the same by both.
+    """
+    found = []
+    for name, words in _FACTS:
+        one, other = getattr(promised, name), getattr(derived, name)
+        if one != other:
+            found.append(f"{words}: {one}, derived {other}")
+    if blake3(promised.erofs).digest() != blake3(derived.erofs).digest():
+        found.append("files, modes or links: the metadata image differs")
+    if promised.chunk_count == derived.chunk_count:
+        found += [
+            f"the digest of chunk {number}"
+            for number in range(promised.chunk_count)
+            if promised.chunk_digest(number) != derived.chunk_digest(number)
+        ]
+    found += _checkpoints(promised, derived)
+    return found[:_DIFFERENCE_LIMIT]
+
+
+_FACTS = (
+    ("layer", "layer"),
+    ("diff_id", "diffID"),
+    ("compression", "compression"),
+    ("blob_bytes", "stored bytes"),
+    ("view_bytes", "plain bytes"),
+    ("chunk_bytes", "bytes of a chunk"),
+    ("entry_count", "entries"),
+    ("needs_chain", "whether layers below matter"),
+    ("checkpoint_count", "checkpoints"),
+)
+
+
+def _checkpoints(promised: LayerIndex, derived: LayerIndex) -> list[str]:
+    """Checkpoints that lead to another place or begin with another window."""
+    found = []
+    for number in range(min(promised.checkpoint_count, derived.checkpoint_count)):
+        try:
+            one = promised.restart_point(promised.checkpoint(number))
+        except RefusedError as error:
+            found.append(str(error))
+            continue
+        if one != derived.restart_point(derived.checkpoint(number)):
+            found.append(f"checkpoint {number}")
+    return found
