@@ -1,4 +1,4 @@
-"""Index size and build rate: a real image's layers, and one layer of very many entries.
+"""Index size, build rate and opening: a real image's layers, and one layer of very many entries.
 
 The rate is compared with the least that must be done to a layer anyway: decompress it and hash it
 twice, compressed and plain, with the same libraries and on the same file.
@@ -6,8 +6,11 @@ twice, compressed and plain, with the same libraries and on the same file.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
+import os
+import statistics
 import tarfile
 import tempfile
 import time
@@ -23,6 +26,8 @@ from bench.bed.image import blob_path, sha256_file
 from bench.measure import Case, Figure, Result, Settings, alternate, medians
 from bench.progress import Progress
 from snapshotter.content import Digest
+from snapshotter.image.adopting import adopt_file
+from snapshotter.image.adoption import Claim
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.indexer import LayerIndexer
 
@@ -32,6 +37,8 @@ ENTRIES = 200_000
 METADATA_SHARE = 0.001
 ENTRY_BYTES = 110
 WINDOWS_SHARE = 0.015
+# "Milliseconds", whatever an index holds, whether its file is in the page cache or not.
+OPEN_MS = 10.0
 
 
 def index_layer(blob: Path, layer: Digest, diff_id: Digest | None, folder: Path) -> LayerIndex:
@@ -99,6 +106,36 @@ def sizes(folder: Path, index: LayerIndex, name: str) -> list[Figure]:
     return figures
 
 
+def forgotten(path: Path) -> None:
+    """Have nothing of a file in the page cache."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def openings(path: Path, name: str, rounds: int) -> list[Figure]:
+    """How long an index takes to open and verify; and to check as one that others made."""
+    opened = timed(lambda: LayerIndex.open(path))
+    opened()
+    warm = statistics.median(opened() for _ in range(rounds))
+    cold = []
+    for _ in range(rounds):
+        forgotten(path)
+        cold.append(opened())
+    index = LayerIndex.open(path)
+    claim = Claim(index.layer, index.diff_id, index.blob_bytes, index.windows_bytes)
+    checked = timed(lambda: asyncio.run(adopt_file(path, claim)))()
+    return [
+        Figure(f"{name}: open, page cache warm", "ms", warm * 1e3, target=OPEN_MS),
+        Figure(
+            f"{name}: open, page cache cold", "ms", statistics.median(cold) * 1e3, target=OPEN_MS
+        ),
+        Figure(
+            f"{name}: check as a foreign index, entries", "entries/s", index.entry_count / checked
+        ),
+    ]
+
+
 def run(settings: Settings, say: Progress) -> Result:
     image = science_image(CACHE / "bed", "gzip", say)
     result = Result()
@@ -136,9 +173,9 @@ def run(settings: Settings, say: Progress) -> Result:
         result.figures.append(
             Figure(f"{count:,} entries: build rate", "entries/s", count / seconds)
         )
-        result.figures += sizes(
-            folder, index_layer(blob, digest, None, folder), f"{count:,} entries"
-        )
+        index = index_layer(blob, digest, None, folder)
+        result.figures += sizes(folder, index, f"{count:,} entries")
+        result.figures += openings(Path(index.where), f"{count:,} entries", max(3, settings.rounds))
     return result
 
 
