@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -206,6 +207,24 @@ def test_parts_that_lie_over_each_other_are_refused_before_they_fill_memory(
     assert image.count(hole) == 400
     with pytest.raises(RefusedError, match="parts of the image lie over each other"):
         taken(with_image(index, image.replace(hole, again)), index)
+
+
+def test_an_xattr_that_many_share_is_read_once(index: LayerIndex) -> None:
+    def shared(root: Inode) -> None:
+        for number in range(500):
+            inode = root.children[b"x%d" % number] = Inode(Kind.FILE, 0o644)
+            inode.xattrs = {b"user.long": b"v" * 60_000}
+
+    data = with_tree(index, shared)
+    assert len(data) < 200_000
+    tracemalloc.start()
+    try:
+        assert taken(data, index) == data
+        with pytest.raises(RefusedError, match="bytes of names, links and xattrs"):
+            taken(data, index, IndexLimits(scan=ScanLimits(text_bytes=1 << 20)))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @settings(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,43 @@ def test_a_forged_checkpoint_is_refused(index: LayerIndex, fields: dict[str, int
     assert parse(with_checkpoint(index, 2)).layer == index.layer
     with pytest.raises(RefusedError, match=r"given\.idx: checkpoint [23] "):
         parse(with_checkpoint(index, 2, **fields))
+
+
+def test_windows_that_lie_over_each_other_are_refused(index: LayerIndex) -> None:
+    before, point = index.checkpoint(1), index.checkpoint(2)
+    assert point.window_offset == before.window_offset + before.window_stored_bytes
+    for offset in (point.window_offset - 1, before.window_offset, 0):
+        with pytest.raises(RefusedError, match="checkpoint 2 has a window that lies over another"):
+            parse(with_checkpoint(index, 2, window_offset=offset))
+
+
+def test_what_stands_where_nothing_belongs_is_refused(index: LayerIndex) -> None:
+    header = bytearray(index.data[: layout.HEADER_BYTES])
+    for at in (layout.HEADER.size, 400, layout.HEADER_BYTES - layout.CHECKSUM.size - 1, 27):
+        odd = header.copy()
+        odd[at] = 1
+        odd[-layout.CHECKSUM.size :] = blake3(odd[: -layout.CHECKSUM.size]).digest()
+        with pytest.raises(RefusedError, match=r"where nothing belongs|given\.idx: .*"):
+            parse(bytes(odd) + bytes(index.data[layout.HEADER_BYTES :]))
+    parsed = layout.unpack_header(index.data, "old")
+    body = bytearray(index.data[layout.HEADER_BYTES :])
+    body[parsed.tables_end - layout.HEADER_BYTES] = 1
+    assert parsed.tables_end < parsed.erofs_offset
+    with pytest.raises(RefusedError, match="between its tables and its image"):
+        parse(forged(index, bytes(body)))
+
+
+def test_counts_that_no_memory_holds_cost_none(index: LayerIndex) -> None:
+    body = bytes(index.data[layout.HEADER_BYTES :])
+    tracemalloc.start()
+    try:
+        for field in ("view_bytes", "checkpoint_count", "erofs_bytes"):
+            for value in (1 << 40, 1 << 55):
+                with pytest.raises(RefusedError, match=r"given\.idx"):
+                    parse(forged(index, body, **{field: value}))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_forged_chunk_table_is_refused(index: LayerIndex) -> None:
