@@ -41,6 +41,7 @@ from snapshotter.indexes.publish import (
     LayoutTarget,
     Published,
     RegistryTarget,
+    Subject,
     Target,
     publish,
 )
@@ -232,16 +233,17 @@ async def _one(
     keys: list[SigningKey],
     order: Order,
 ) -> Row:
+    subject = Subject.of(image)
     built = await builder.build(image)
     targets: list[Target] = []
     if order.output is not None:
         targets.append(LayoutTarget(order.output))
     if order.push:
         pusher = Pusher(client.asker, image.reference, SystemClock())
-        targets.append(RegistryTarget(pusher, image))
+        targets.append(RegistryTarget(pusher, subject))
     for target in targets:
         try:
-            published = await publish(image, built, keys, target)
+            published = await publish(subject, [one.local for one in built], keys, target)
         except EmberError as error:
             raise refused(error) from error
     return Row(image, tuple(built), published, order.push, order.output)

@@ -30,7 +30,6 @@ from snapshotter.oci.registry import RegistryClient
 
 T = TypeVar("T")
 
-TRUSTED_KEYS = Path("/etc/ember/keys")
 _TERMINATED = 128 + signal.SIGTERM
 
 
@@ -91,8 +90,7 @@ def trusted(config: Config, given: Sequence[Path]) -> Keyring:
     ConfigError for a file that was given and is no key.
     """
     if not given:
-        section = getattr(config, "index", None)
-        return TrustedKeys(getattr(section, "trusted_keys", TRUSTED_KEYS)).read()
+        return TrustedKeys(config.index.trusted_keys).read()
     paths: list[Path] = []
     for path in given:
         inner = sorted(path.glob(f"*{PUBLIC_SUFFIX}")) if path.is_dir() else [path]

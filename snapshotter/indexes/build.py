@@ -13,7 +13,6 @@ import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from snapshotter.content import BlobRef
@@ -23,6 +22,7 @@ from snapshotter.image.indexer import LayerIndexer
 from snapshotter.indexes.cache import IndexCache
 from snapshotter.indexes.fetched import fetch_into
 from snapshotter.indexes.find import Found, Source
+from snapshotter.indexes.publish import LocalIndex
 from snapshotter.oci.documents import Descriptor
 from snapshotter.oci.manifest import Index, candidates, parse_manifest
 from snapshotter.oci.platform import Platform, host_platform
@@ -71,13 +71,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A layer's index in the cache. ``how`` as in Step; ``repository``: where it was shared."""
+    """A layer's index in the cache. ``how`` as in Step."""
 
     layer: LayerDescriptor
-    index: LayerIndex
     how: str
-    windows: Path | None
-    repository: str = ""
+    local: LocalIndex
+
+    @property
+    def index(self) -> LayerIndex:
+        return self.local.index
 
 
 class Builder:
@@ -134,7 +136,7 @@ class Builder:
                 how = "built"
         self._told(Step(layer, how, layer.size))
         windows = self._cache.windows_path(layer.digest) if index.windows_bytes else None
-        return Built(layer, index, how, windows, repository)
+        return Built(layer, how, LocalIndex(index, windows, repository))
 
     async def _from_shared(self, layer: LayerDescriptor) -> tuple[LayerIndex | None, str]:
         """The index out of an artifact, with the repository that it came from."""

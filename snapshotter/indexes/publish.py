@@ -18,6 +18,7 @@ from typing import Protocol
 
 from ioengine.directories import sync_directory
 from snapshotter.content import Digest
+from snapshotter.image.index import LayerIndex
 from snapshotter.image.index_writer import Writing, temporary_name
 from snapshotter.indexes.artifact import (
     ARTIFACT_TYPE,
@@ -28,7 +29,6 @@ from snapshotter.indexes.artifact import (
     IndexedLayer,
     compose_artifact,
 )
-from snapshotter.indexes.build import Built
 from snapshotter.indexes.keys import SigningKey
 from snapshotter.indexes.layouts import INDEX_JSON
 from snapshotter.indexes.packing import pack
@@ -43,8 +43,9 @@ from snapshotter.oci.documents import (
     objects,
     parse_object,
 )
+from snapshotter.oci.platform import Platform
 from snapshotter.oci.pushing import Body, BytesBody, Pusher
-from snapshotter.oci.reference import split_name
+from snapshotter.oci.reference import Reference, split_name
 from snapshotter.oci.resolver import ResolvedImage
 
 _PIECE_BYTES = 1024 * 1024
@@ -76,6 +77,36 @@ class FileBody:
 
 
 @dataclass(frozen=True, slots=True)
+class Subject:
+    """The image that the indexes are of. ``name`` is its registry and repository."""
+
+    name: str
+    manifest: Descriptor
+    platform: Platform
+
+    @classmethod
+    def of(cls, image: ResolvedImage) -> Subject:
+        size = len(image.manifest)
+        manifest = Descriptor(image.manifest_media_type, image.manifest_digest, size)
+        return cls(image.reference.name, manifest, image.platform)
+
+    @property
+    def reference(self) -> Reference:
+        """The image, pinned."""
+        return Reference(*split_name(self.name), None, self.manifest.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalIndex:
+    """An index on disk and its windows file, None where it needs none. ``repository``: another
+    one, as ``registry/name``, that has the blobs already."""
+
+    index: LayerIndex
+    windows: Path | None
+    repository: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Published:
     """What was published. ``new_bytes``: of blobs that were not there before."""
 
@@ -86,17 +117,19 @@ class Published:
 
 
 async def publish(
-    image: ResolvedImage, built: Sequence[Built], keys: Sequence[SigningKey], target: Target
+    image: Subject, indexes: Sequence[LocalIndex], keys: Sequence[SigningKey], target: Target
 ) -> Published:
-    """Publish the indexes of ``image``, signed by ``keys``; raises as the target does."""
+    """Publish the ``indexes`` of ``image``, one for each distinct layer, signed by ``keys``.
+
+    Raises as the target does.
+    """
     new_bytes = 0
     layers = []
-    for one in built:
+    for one in indexes:
         layer, sent = await _publish_layer(one, image, target)
         layers.append(layer)
         new_bytes += sent
-    subject = Descriptor(image.manifest_media_type, image.manifest_digest, len(image.manifest))
-    artifact = IndexArtifact(subject, image.platform, tuple(layers))
+    artifact = IndexArtifact(image.manifest, image.platform, tuple(layers))
     if keys:
         envelope = sign(artifact, keys)
         artifact = replace(artifact, envelope=Content(digest_of(envelope), len(envelope)))
@@ -115,7 +148,7 @@ async def publish(
 
 
 async def _publish_layer(
-    built: Built, image: ResolvedImage, target: Target
+    built: LocalIndex, image: Subject, target: Target
 ) -> tuple[IndexedLayer, int]:
     """The layer's entry, its blobs being there, and how many bytes of them are new."""
     index = built.index
@@ -141,12 +174,12 @@ async def _publish_layer(
     return entry, sent
 
 
-def _repository(built: Built, image: ResolvedImage) -> str | None:
+def _repository(built: LocalIndex, image: Subject) -> str | None:
     """Another repository of the same registry that has the layer's blobs, to mount them from."""
-    if not built.repository or built.repository == image.reference.name:
+    if not built.repository or built.repository == image.name:
         return None
     registry, repository = split_name(built.repository)
-    return repository if registry == image.reference.registry else None
+    return repository if registry == split_name(image.name)[0] else None
 
 
 def content_of(path: Path) -> Content:
@@ -163,9 +196,9 @@ def content_of(path: Path) -> Content:
 class RegistryTarget:
     """The repository of the image itself."""
 
-    def __init__(self, pusher: Pusher, image: ResolvedImage) -> None:
+    def __init__(self, pusher: Pusher, image: Subject) -> None:
         self._pusher = pusher
-        self._image = image.reference.with_digest(image.manifest_digest)
+        self._image = image.reference
 
     async def blob(self, digest: Digest, body: Body, mount_from: str | None = None) -> bool:
         return await self._pusher.blob(digest, body, mount_from)
