@@ -149,6 +149,7 @@ def scene_in(
     miss_s: float = MISS_S,
     level: str = "info",
     environment: dict[str, str] | None = None,
+    completion: bool | None = False,
 ) -> Iterator[Scene]:
     """A scene with short patience; ``more`` gives further lines for the table [registry]."""
     root = Path("/var/tmp") / f"ember-{directory.name}-{os.getpid()}"
@@ -156,7 +157,7 @@ def scene_in(
     registry = f"[registry]\nread_timeout = 2\n{more(directory)}"
     try:
         # Requests are counted, and faults are meant for readers.
-        with node_on(directory, root, fetch + registry, environment, completion=False) as node:
+        with node_on(directory, root, fetch + registry, environment, completion=completion) as node:
             registries = Registries(node.bed.name)
             made = Scene(node, registries)
             yield made

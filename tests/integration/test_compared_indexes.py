@@ -93,11 +93,29 @@ def test_an_index_that_gives_other_rights_is_found_out_said_and_replaced(found: 
     assert any("is never used again" in note for note in node.status()["notes"])
 
 
-def test_an_index_that_is_wrong_about_bytes_shows_none_of_them(found: Found) -> None:
+@pytest.fixture(scope="module")
+def completing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Found]:
+    """As ``found``, where what is mounted is fetched at once."""
+    more = 'trust = "registry"\n[completion]\ndelay = 0\n'
+    directory = tmp_path_factory.mktemp("completing")
+    with found_in(directory, more, completion=None, miss_s=2.0) as made:
+        yield made
+
+
+def test_an_index_that_is_wrong_about_bytes_shows_none_of_them_and_is_found_out(
+    completing: Found,
+) -> None:
+    """Such a layer never becomes complete: it is read once more from its registry instead."""
     case = noisy("wrong chunks")
-    reference = unsigned(found, case, with_wrong_chunks)
-    node = found.scene.node
+    reference = unsigned(completing, case, with_wrong_chunks)
+    node = completing.scene.node
     assert node.pull(reference).lazy_layers == 2
     with node.mounted(case.chain_id) as root:
-        said = read_all(found.scene, case, root)
+        said = read_all(completing.scene, case, root)
         assert all("Input/output error" in words for words in said), said
+        assert node.until(lambda: len(node.status()["daemon"]["index"]["wrong"]) == 2)
+        assert "its chunks are not the layer's" in node.ember.log()
+    node.containerd.ctr("images", "rm", "--sync", reference)
+    assert node.pull(reference).lazy_layers == 0  # the layers are containerd's from now on
+    with node.mounted(case.chain_id) as root:
+        assert read_all(completing.scene, case, root) == ["", ""]
