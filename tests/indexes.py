@@ -57,8 +57,8 @@ def artifact_of(
     """The artifact of an image's ``manifest`` from its index files, ``change``d on the way."""
     layers, blobs = [], [EMPTY]
     for path in indexes:
-        index = LayerIndex.open(path)
         plain = change(path.read_bytes())
+        index = LayerIndex(memoryview(plain), None, where=str(path), verify=False)
         packed = pack(plain)
         windows = path.with_suffix(".win")
         stored = windows.read_bytes() if windows.exists() else b""
@@ -121,6 +121,17 @@ def with_wrong_chunks(plain: bytes) -> bytes:
     header = unpack_header(plain, "a lie")
     body = bytes([plain[HEADER_BYTES] ^ 1]) + plain[HEADER_BYTES + 1 :]
     return replace(header, body_digest=blake3(body).digest()).pack() + body
+
+
+def for_layer(plain: bytes, layer: Digest, diff_id: Digest) -> bytes:
+    """An index that is right about other bytes, made out to be of this layer."""
+    index = LayerIndex(memoryview(plain), None, where="a lie")
+    tree = ErofsReader(index.erofs, entries=index.entry_count).tree()
+    image = write_erofs(tree, device_bytes=index.view_bytes, device_tag=device_tag(diff_id))
+    header = unpack_header(plain, "a lie")
+    body = plain[HEADER_BYTES : header.erofs_offset] + image
+    digest = blake3(body).digest()
+    return replace(header, layer=layer, diff_id=diff_id, body_digest=digest).pack() + body
 
 
 def _content(data: bytes) -> Content:

@@ -160,21 +160,22 @@ class ViewStore:
             if found is not None:
                 await found.close()
 
-    async def drop(self, view: Digest) -> None:
-        """Remove the view's bytes. FailedPreconditionError while a mount has it open.
+    async def drop(self, view: Digest, *, even_if_used: bool = False) -> None:
+        """Remove the view's bytes. FailedPreconditionError while a mount has it open, unless it
+        goes ``even_if_used``: the mount keeps the file, and nobody else finds it.
 
         The guard has let go of its bitmap: the view is closed in any case, since the store's own
         descriptors would count as users. Nothing to do if it is not here. Killed at any point it
         leaves either the view or nothing that would be believed.
         """
-        await self._work.finish(self._drop(view))
+        await self._work.finish(self._drop(view, even_if_used))
 
-    async def _drop(self, view: Digest) -> None:
+    async def _drop(self, view: Digest, even_if_used: bool) -> None:
         async with self._locked(view):
             found = self._open.pop(view, None)
             if found is not None:
                 await found.close(flush=False)
-            if await offload(None, self._is_used, view):
+            if not even_if_used and await offload(None, self._is_used, view):
                 raise FailedPreconditionError(f"{view} is open in a mount and cannot be removed")
             await offload(None, self._remove, view)
 

@@ -1,7 +1,8 @@
 """Indexes that others made arrive: fetched, checked wholly, put on the shelf with their origin.
 
 An index of somebody else appears on the shelf only when nothing in it can be read in two ways, and
-after the note that says whose it is. It never takes the place of one that is there.
+after the note that says whose it is. It never takes the place of one that is there. Its windows
+come when chunks need them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from snapshotter.errors import NoSpaceError, RefusedError, UnavailableError
 from snapshotter.image.adopting import adopt_file
 from snapshotter.image.adoption import Claim
 from snapshotter.image.index_writer import open_private
+from snapshotter.image.windows import WINDOWS_SUFFIX
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.provenance import Origin, Provenance
 from snapshotter.imagefs.shelf import Shelf
@@ -100,6 +102,7 @@ class Arrivals:
         loop = asyncio.get_running_loop()
         repository = provenance.repositories[0]
         try:
+            path.with_suffix(WINDOWS_SUFFIX).unlink(missing_ok=True)  # another index's
             await self._unpack(repository, offered, temporary)
             windows_bytes = 0 if provenance.windows is None else provenance.windows.size_bytes
             claim = Claim(layer.blob, layer.diff_id, layer.size_bytes, windows_bytes)

@@ -48,6 +48,8 @@ class Views(Protocol):
 
     def path(self, view: Digest, *, guarded: bool) -> Path: ...
 
+    async def disown(self, view: Digest) -> None: ...
+
 
 class Discards(Protocol):
     """Takes data and index of a layer away."""
@@ -208,7 +210,8 @@ class Comparison:
             return
         kept = await means.discards.discard(Layer(blob, view, view, index.blob_bytes))
         if kept:  # who reads it goes on; for anybody new there is nothing to mount
-            log.error("what is here of layer %s stays for now: %s", blob, kept)
+            log.error("what was here of layer %s is nobody else's: %s", blob, kept)
+            await means.views.disown(view)
             means.shelf.drop(blob)
 
     async def _rebuild(self, origin: BlobRef, view: Digest) -> None:

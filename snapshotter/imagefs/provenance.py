@@ -36,8 +36,8 @@ class Origin(StrEnum):
 class Provenance:
     """``key`` is the id of the key that signed it, ``artifact`` the manifest that brought it.
 
-    ``repositories`` have offered this very index (its file has the digest ``index``), the first of
-    them has its windows file, ``windows``. ``compared``: it was derived again from the layer's
+    ``repositories`` have offered this very index (its file has the digest ``index``), with its
+    windows file, ``windows``. ``compared``: it was derived again from the layer's
     verified bytes, and is what this node would have built.
     """
 

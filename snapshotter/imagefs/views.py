@@ -297,6 +297,17 @@ class Views:
             await self._road.stop(view)
         return freed
 
+    async def disown(self, view: Digest) -> None:
+        """The view's bytes are wrong: whoever has them open keeps them, and nobody gets them more.
+
+        What an instance asks for after that fails, as of a file that nobody knows.
+        """
+        async with self._locks.hold(view):
+            self._forget(view)
+            await self._road.stop(view)
+            await self._store.drop(view, even_if_used=True)
+            await self._road.stop(view)
+
     async def close(self) -> None:
         """Let the guard forget every view, so that the store can close them."""
         if self._guard is not None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
-from tests.cases.images import ImageCase
-from tests.indexes import Change, artifact_of, with_set_uid, with_wrong_chunks
+from snapshotter.content import Digest
+from snapshotter.image.indexer import LayerIndexer
+from snapshotter.oci.documents import digest_of
+from tests.cases.images import ImageCase, as_it_is, gzipped, image
+from tests.cases.rows import is_file
+from tests.cases.tars import file, layer
+from tests.indexes import Change, artifact_of, for_layer, with_set_uid, with_wrong_chunks
 from tests.integration.registry_scene import noisy, read_all
 from tests.integration.test_found_indexes import Found, found_in, hex_of
 
@@ -91,6 +97,44 @@ def test_an_index_that_gives_other_rights_is_found_out_said_and_replaced(found: 
     assert again.lazy_layers == 0
     assert "an index of it from elsewhere was wrong" in again.reason
     assert any("is never used again" in note for note in node.status()["notes"])
+
+
+def test_a_registry_that_lies_about_bytes_and_index_alike_is_found_out_by_the_whole_digest(
+    found: Found,
+) -> None:
+    plain = layer(file(b"word", b"right " * 50_000))
+    wrong = plain.replace(b"right ", b"wrong ")
+    case = image("wholly wrong", [as_it_is(plain)], {"word": is_file(b"right " * 50_000)})
+    scene, node = found.scene, found.scene.node
+    blob = Digest.parse(case.stored[0])
+    with LayerIndexer(
+        digest_of(wrong), None, blob_bytes=len(wrong), sink=None, directory=found.directory
+    ) as indexer:
+        indexer.feed(wrong)
+        indexer.finish()
+    made = artifact_of(
+        case.documents[-1],
+        [found.directory / f"{digest_of(wrong).hex}.idx"],
+        change=lambda index: for_layer(index, blob, blob),
+    )
+    scene.add(case)
+    scene.registry.add_blob(case.repository, wrong, blob)
+    reference = found.offer(case, [made])
+    assert node.pull(reference).lazy_layers == 1
+    with node.mounted(case.chain_id) as root:
+        assert (root / "word").read_bytes().startswith(b"wrong ")  # whoever trusts so gets it so
+        complete(found)
+        assert node.until(lambda: "its chunks make up" in node.ember.log())
+        assert node.until(lambda: "turned out wrong" in node.image(reference)["suspect"])
+        with pytest.raises(grpc.RpcError, match="refused"):
+            node.shown(case.chain_id)  # nobody new sees it
+        assert not (node.ember.root / "views" / blob.hex).exists()
+        assert (root / "word").read_bytes().startswith(b"wrong ")
+        # The same view, packed otherwise, is somebody else's.
+        assert node.pull(scene.add(image("wholly right", [gzipped(plain)]))).lazy_layers == 1
+        with node.mounted(case.chain_id) as other:
+            assert (other / "word").read_bytes() == b"right " * 50_000
+        assert (root / "word").read_bytes().startswith(b"wrong ")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from snapshotter.oci.reference import Reference
 from snapshotter.oci.resolver import FetchedManifest
 from tests.fakes.hand_clock import HandClock
 from tests.indexes import Change, MadeArtifact, artifact_of
-from tests.unit.image.layers import member
+from tests.unit.image.layers import member, text
 from tests.unit.imagefs.first_pulls import plain_layer
 
 REPOSITORY = "registry.example/app"
@@ -77,6 +78,13 @@ class Beside:
         return self.blobs[digest]
 
 
+@functools.cache
+def _packed(name: str) -> tuple[bytes, bytes]:
+    """A layer's tar, long enough to need windows, and its gzip form."""
+    plain = plain_layer(text(2_300_000, len(name)), name)
+    return plain, member(plain, 1)
+
+
 @dataclass
 class Elsewhere:
     """An image of two layers, as another node has indexed it into ``directory``."""
@@ -96,8 +104,7 @@ class Elsewhere:
         ]
 
     def _index(self, name: str) -> tuple[Digest, Digest, int]:
-        plain = plain_layer(f"the file {name} ".encode() * 40_000, name)
-        blob = member(plain)
+        plain, blob = _packed(name)
         digest, diff_id = digest_of(blob), digest_of(plain)
         self.plains[diff_id] = plain
         with LayerIndexer(

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from snapshotter.content import BlobRef
 from snapshotter.errors import NoSpaceError, UnauthorizedError, UnavailableError
 from snapshotter.imagefs import lookup as lookup_module
 from snapshotter.imagefs.lookup import Found, Outcome
 from snapshotter.imagefs.provenance import Origin
-from tests.indexes import MadeArtifact, artifact_of
+from snapshotter.oci.documents import digest_of
+from tests.indexes import artifact_of
 from tests.unit.imagefs.others import REPOSITORY, Elsewhere, Looking
 
 OTHER = "registry.example/other"
@@ -70,11 +72,24 @@ async def test_what_arrives_is_to_the_byte_what_was_built_elsewhere(
     node.beside.offer(image.document.manifest, image.artifact(node.key("ours")))
     await look(node, image)
     for layer in image.layers:
-        for suffix in (".idx", ".win"):
-            own = node.shelf.path(layer.blob).with_suffix(suffix)
-            other = image.directory / own.name
-            assert own.exists() == other.exists()
-            assert not own.exists() or own.read_bytes() == other.read_bytes()
+        own = node.shelf.path(layer.blob)
+        assert own.read_bytes() == (image.directory / own.name).read_bytes()
+
+
+async def test_the_windows_of_what_arrives_stay_where_they_are_until_they_are_needed(
+    tmp_path: Path, pool: ThreadPoolExecutor, image: Elsewhere
+) -> None:
+    node = Looking(tmp_path / "node", pool)
+    node.beside.offer(image.document.manifest, image.artifact(node.key("ours")))
+    await look(node, image)
+    for layer in image.layers:
+        other = image.directory / f"{layer.blob.hex}.win"
+        windows = node.shelf.provenance(layer.blob).windows_at()
+        assert not node.shelf.path(layer.blob).with_suffix(".win").exists()
+        if other.exists():
+            size = other.stat().st_size
+            assert windows == (BlobRef(REPOSITORY, digest_of(other.read_bytes()), size),)
+    assert any((image.directory / f"{layer.blob.hex}.win").exists() for layer in image.layers)
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -100,7 +115,7 @@ async def test_a_signature_taken_from_another_image_is_refused(
     other = Elsewhere(tmp_path / "other", ("other",)).artifact(key)
     own = image.artifact(key)
     replayed = own.manifest.replace(
-        str(sha_of(own.blobs[-1])).encode(), str(sha_of(other.blobs[-1])).encode()
+        str(digest_of(own.blobs[-1])).encode(), str(digest_of(other.blobs[-1])).encode()
     )
     size = f'"size":{len(own.blobs[-1])}'.encode()
     replayed = replayed.replace(size, f'"size":{len(other.blobs[-1])}'.encode())
@@ -110,11 +125,6 @@ async def test_a_signature_taken_from_another_image_is_refused(
     outcome = await look(node, image)
     assert outcome.found is Found.REFUSED
     assert "taken from another artifact" in outcome.why
-
-
-def sha_of(data: bytes) -> object:
-    from_one = MadeArtifact(data, ())
-    return from_one.digest
 
 
 async def test_an_artifact_of_another_image_is_refused_and_the_next_one_is_used(
