@@ -131,8 +131,9 @@ def test_a_registry_that_lies_about_bytes_and_index_alike_is_found_out_by_the_wh
         assert not (node.ember.root / "views" / blob.hex).exists()
         assert (root / "word").read_bytes().startswith(b"wrong ")
         # The same view, packed otherwise, is somebody else's.
-        assert node.pull(scene.add(image("wholly right", [gzipped(plain)]))).lazy_layers == 1
-        with node.mounted(case.chain_id) as other:
+        packed = image("wholly right", [gzipped(plain)])
+        assert node.pull(scene.add(packed), "elsewhere").lazy_layers == 1
+        with node.mounted(case.chain_id, namespace="elsewhere") as other:
             assert (other / "word").read_bytes() == b"right " * 50_000
         assert (root / "word").read_bytes().startswith(b"wrong ")
 
