@@ -84,7 +84,7 @@ async def test_the_windows_of_what_arrives_stay_where_they_are_until_they_are_ne
     await look(node, image)
     for layer in image.layers:
         other = image.directory / f"{layer.blob.hex}.win"
-        windows = node.shelf.provenance(layer.blob).windows_at()
+        windows = node.shelf.provenance(layer.blob).windows_at
         assert not node.shelf.path(layer.blob).with_suffix(".win").exists()
         if other.exists():
             size = other.stat().st_size
