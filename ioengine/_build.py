@@ -18,6 +18,8 @@ SOURCES = (
     "guard.c",
     "guard_thread.c",
     "journal.c",
+    "guard_ahead.c",
+    "streams.c",
     "views.c",
     "inflate.c",
     "inflate_isal.c",

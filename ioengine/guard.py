@@ -30,6 +30,7 @@ RESERVED_DESCRIPTORS = 512
 GROUP_NAME = "guard-group"
 JOURNAL_NAME = "guard-journal"
 _BATCH = 256
+_AHEADS = 64
 _PREDECESSOR_S = 10.0
 
 
@@ -39,6 +40,8 @@ class Miss:
 
     ``known`` says whether the inode is registered; of an unknown one the range is cut at the
     file's size, and inode 0 is a file outside the guarded file system. ``pid`` is the reader.
+    ``ahead``: so many bytes behind it this reader will come to, as it reads in order (0: it does
+    not). ``again``: how many of those who begin to read somewhere in this view read on, of 255.
     """
 
     token: int
@@ -47,6 +50,17 @@ class Miss:
     length: int
     pid: int
     known: bool
+    ahead: int = 0
+    again: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Bytes of the view file ``inode`` that a reader in order will come to; some are missing."""
+
+    inode: int
+    offset: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +108,7 @@ class Guard:
         self._journal = journal
         self._bitmaps: dict[int, Any] = {}
         self._batch = ffi.new("ember_miss[]", _BATCH)
+        self._aheads = ffi.new("ember_ahead[]", _AHEADS)
         self.orphans = self._find_orphans()
 
     @classmethod
@@ -175,7 +190,7 @@ class Guard:
         self._bitmaps.clear()
 
     def fileno(self) -> int:
-        """An eventfd that is readable while ``misses()`` has something to give."""
+        """An eventfd that is readable while ``misses()`` or ``aheads()`` has something to give."""
         return int(lib.ember_guard_eventfd(self._ptr()))
 
     def misses(self) -> list[Miss]:
@@ -185,9 +200,18 @@ class Guard:
         """
         count = lib.ember_guard_misses(self._ptr(), self._batch, _BATCH)
         return [
-            Miss(m.token, m.inode, m.offset, m.length, m.pid, bool(m.known))
+            Miss(m.token, m.inode, m.offset, m.length, m.pid, bool(m.known), m.ahead, m.again)
             for m in (self._batch[i] for i in range(count))
         ]
+
+    def read_ahead(self, most_bytes: int) -> None:
+        """Tell of at most so many bytes ahead of a reader; 0, as it begins: of none."""
+        lib.ember_guard_read_ahead(self._ptr(), most_bytes)
+
+    def aheads(self) -> list[Ahead]:
+        """What readers in order will miss soon, as seen since the last call; nobody waits yet."""
+        count = lib.ember_guard_aheads(self._ptr(), self._aheads, _AHEADS)
+        return [Ahead(a.inode, a.offset, a.length) for a in (self._aheads[i] for i in range(count))]
 
     def allow(self, miss: Miss) -> None:
         """Let the reader go on: the range must be in the view file by now."""

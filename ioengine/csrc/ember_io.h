@@ -57,9 +57,18 @@ typedef struct {
 	uint64_t inode;   /* of the view file; 0 when it could not be found out */
 	uint64_t offset;  /* bytes into the view */
 	uint64_t length;  /* bytes, cut at the end of the view */
+	uint64_t ahead;   /* bytes behind it that its reader will read too; 0: it has no order yet */
 	int32_t pid;      /* the reading thread, as the kernel names it */
 	uint32_t known;   /* 1: the inode is a registered view */
+	uint32_t again;   /* 0 to 255: how many of this view's readers read on, of late */
 } ember_miss;
+
+/* Somebody reads in order, and will come to something here that is missing. Nobody waits yet. */
+typedef struct {
+	uint64_t inode;
+	uint64_t offset;
+	uint64_t length;
+} ember_ahead;
 
 /* An event that a dead predecessor took from the group and did not answer. */
 typedef struct {
@@ -111,9 +120,13 @@ int ember_guard_settle(ember_guard *guard, uint32_t entry, int error);
 int ember_guard_start(ember_guard *guard);
 /* Stops the thread; what is unanswered stays so, for a later start or a successor. */
 int ember_guard_stop(ember_guard *guard);
-/* An eventfd that is readable while misses wait to be collected. */
+/* An eventfd that is readable while misses, or ranges to read ahead, wait to be collected. */
 int ember_guard_eventfd(const ember_guard *guard);
 int ember_guard_misses(ember_guard *guard, ember_miss *out, uint32_t capacity);
+/* At most so many bytes ahead of a reader are told of; 0 (as it begins): nothing is. */
+void ember_guard_read_ahead(ember_guard *guard, uint64_t most_bytes);
+/* What to read ahead; the eventfd tells of these too. */
+int ember_guard_aheads(ember_guard *guard, ember_ahead *out, uint32_t capacity);
 /* -ESTALE: answered already. error as in ember_guard_settle(). */
 int ember_guard_answer(ember_guard *guard, uint64_t token, int error);
 /*

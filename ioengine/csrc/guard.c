@@ -311,11 +311,13 @@ int ember_guard_misses(ember_guard *guard, ember_miss *out, uint32_t capacity)
 			.inode = guard->journal.slots[number / 2].inode[number % 2],
 			.offset = event.offset,
 			.length = entry->length,
+			.ahead = entry->ahead,
 			.pid = event.pid,
 			.known = entry->known,
+			.again = entry->again,
 		};
 	}
-	if (guard->queue_count == 0)
+	if (guard->queue_count + guard->ahead_count == 0)
 		guard_silence(guard->missed);
 	pthread_mutex_unlock(&guard->lock);
 	return (int)found;

@@ -18,8 +18,12 @@ struct entry {
 	uint8_t state;
 	uint8_t known;
 	uint8_t reserved; /* an orphan whose number this process keeps from being given out */
+	uint8_t again;    /* as the two below: of the read, for a miss */
 	uint64_t length;
+	uint64_t ahead;
 };
+
+#define AHEADS 64
 
 struct ember_guard {
 	int group;
@@ -42,12 +46,15 @@ struct ember_guard {
 	uint32_t *queue; /* entries of misses, a ring that all entries fit in */
 	uint32_t queue_head;
 	uint32_t queue_count;
+	ember_ahead aheads[AHEADS];
+	uint32_t ahead_count;
 	uint32_t unreserved; /* orphans whose number a new event could get */
 	ember_guard_counts counts;
 };
 
 void guard_ring(int eventfd);
 void guard_silence(int eventfd);
+void guard_ahead(ember_guard *guard, uint64_t inode, const struct reading *reading);
 /*
  * Answers an entry in state ANSWERING and frees it; on failure it is WAITING again. The state
  * keeps everybody else away from the entry meanwhile.

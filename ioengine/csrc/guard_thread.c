@@ -16,7 +16,8 @@
 #define BATCH_EVENTS 256 /* taken between two looks at the stop flag */
 #define RECHECK_MS 100   /* how soon the thread looks again when it could not take an event */
 
-static void queue_miss(ember_guard *guard, uint32_t entry, uint64_t length, bool known)
+static void queue_miss(ember_guard *guard, uint32_t entry, uint64_t length, bool known,
+		       const struct reading *reading)
 {
 	uint32_t capacity = guard->journal.count * 2;
 	struct entry *waiting = &guard->entries[entry];
@@ -25,6 +26,8 @@ static void queue_miss(ember_guard *guard, uint32_t entry, uint64_t length, bool
 	waiting->state = ENTRY_WAITING;
 	waiting->known = known;
 	waiting->length = length;
+	waiting->ahead = reading->ahead_length;
+	waiting->again = (uint8_t)reading->again;
 	guard->queue[(guard->queue_head + guard->queue_count++) % capacity] = entry;
 	guard->counts.misses++;
 	if (guard->queue_count == 1)
@@ -34,6 +37,7 @@ static void queue_miss(ember_guard *guard, uint32_t entry, uint64_t length, bool
 
 static void handle(ember_guard *guard, uint32_t entry)
 {
+	struct reading reading = { 0 };
 	struct journal_event event = journal_event(&guard->journal, entry);
 	enum view_answer answer = VIEW_UNKNOWN;
 	struct stat st;
@@ -60,15 +64,18 @@ static void handle(ember_guard *guard, uint32_t entry)
 			event.length = 0;
 		else if (event.length > size - event.offset)
 			event.length = size - event.offset;
-		answer = views_check(&guard->views, st.st_ino, event.offset, &event.length);
+		answer = views_check(&guard->views, st.st_ino, event.offset, &event.length,
+				     &reading);
 	}
 	if (answer == VIEW_READABLE && guard_finish(guard, entry, 0) == 0) {
 		pthread_mutex_lock(&guard->lock);
 		guard->counts.allowed++;
 		pthread_mutex_unlock(&guard->lock);
+		if (reading.ahead_length)
+			guard_ahead(guard, st.st_ino, &reading);
 		return;
 	}
-	queue_miss(guard, entry, event.length, answer != VIEW_UNKNOWN);
+	queue_miss(guard, entry, event.length, answer != VIEW_UNKNOWN, &reading);
 }
 
 /*

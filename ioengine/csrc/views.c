@@ -4,6 +4,8 @@
  */
 #include "views.h"
 
+#include "streams.h"
+
 #include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -14,7 +16,12 @@ struct view {
 	uint64_t length;
 	const uint8_t *bitmap;
 	uint32_t chunk_bytes;
+	struct streams *streams;
 };
+
+/* A reader that has come this far in order will read on: twice as far again, as a guess. */
+#define IN_ORDER_BYTES (64 * 1024)
+#define AHEAD_FACTOR 2
 
 int views_init(struct views *views)
 {
@@ -24,6 +31,8 @@ int views_init(struct views *views)
 
 void views_free(struct views *views)
 {
+	for (size_t i = 0; i < views->count; i++)
+		free(views->sorted[i].streams);
 	free(views->sorted);
 	pthread_mutex_destroy(&views->lock);
 	memset(views, 0, sizeof(*views));
@@ -68,7 +77,7 @@ static int grow(struct views *views)
 int views_add(struct views *views, uint64_t inode, const uint8_t *bitmap, size_t bitmap_bytes,
 	      uint32_t chunk_bytes, uint64_t length)
 {
-	struct view view = { inode, length, bitmap, chunk_bytes };
+	struct view view = { inode, length, bitmap, chunk_bytes, NULL };
 	uint64_t chunks;
 	size_t at;
 	int ret = 0;
@@ -80,10 +89,17 @@ int views_add(struct views *views, uint64_t inode, const uint8_t *bitmap, size_t
 		return -EINVAL;
 	pthread_mutex_lock(&views->lock);
 	at = place(views, inode);
-	if (!holds(views, at, inode)) {
+	if (holds(views, at, inode)) {
+		view.streams = views->sorted[at].streams;
+	} else {
 		ret = grow(views);
+		if (!ret) {
+			view.streams = malloc(sizeof(*view.streams));
+			ret = view.streams ? 0 : -ENOMEM;
+		}
 		if (ret)
 			goto out;
+		streams_init(view.streams);
 		memmove(&views->sorted[at + 1], &views->sorted[at],
 			(views->count - at) * sizeof(view));
 		views->count++;
@@ -102,6 +118,7 @@ int views_remove(struct views *views, uint64_t inode)
 	pthread_mutex_lock(&views->lock);
 	at = place(views, inode);
 	if (holds(views, at, inode)) {
+		free(views->sorted[at].streams);
 		views->count--;
 		memmove(&views->sorted[at], &views->sorted[at + 1],
 			(views->count - at) * sizeof(*views->sorted));
@@ -129,13 +146,49 @@ static bool all_set(const uint8_t *bitmap, uint64_t first, uint64_t last)
 	return true;
 }
 
+void views_read_ahead(struct views *views, uint64_t most_bytes)
+{
+	pthread_mutex_lock(&views->lock);
+	views->ahead_most = most_bytes;
+	pthread_mutex_unlock(&views->lock);
+}
+
+/*
+ * Will a reader that reads in order come to something that is missing? It is said when half of what
+ * lies ahead of it is used up, so that the rest is on its way before the reader is there.
+ */
+static void look_ahead(const struct view *view, uint64_t most, struct stream *stream,
+		       enum view_answer answer, struct reading *reading)
+{
+	uint64_t left = stream->end < view->length ? view->length - stream->end : 0;
+	uint64_t window = stream->run * AHEAD_FACTOR;
+
+	if (window > most)
+		window = most;
+	if (window > left)
+		window = left;
+	if (stream->run < IN_ORDER_BYTES || !window)
+		return;
+	/* Who misses something has to be told of all that comes with it. */
+	if (answer == VIEW_READABLE &&
+	    (stream->end + window / 2 < stream->ahead ||
+	     all_set(view->bitmap, stream->end / view->chunk_bytes,
+		     (stream->end + window / 2) / view->chunk_bytes)))
+		return;
+	stream->ahead = stream->end + window;
+	reading->ahead_offset = stream->end;
+	reading->ahead_length = window;
+}
+
 enum view_answer views_check(struct views *views, uint64_t inode, uint64_t offset,
-			     uint64_t *length)
+			     uint64_t *length, struct reading *reading)
 {
 	enum view_answer answer = VIEW_UNKNOWN;
 	const struct view *view;
+	struct stream *stream;
 	size_t at;
 
+	*reading = (struct reading){ 0 };
 	pthread_mutex_lock(&views->lock);
 	at = place(views, inode);
 	if (!holds(views, at, inode))
@@ -146,9 +199,14 @@ enum view_answer views_check(struct views *views, uint64_t inode, uint64_t offse
 	else if (*length > view->length - offset)
 		*length = view->length - offset;
 	answer = VIEW_READABLE;
-	if (*length && !all_set(view->bitmap, offset / view->chunk_bytes,
-				(offset + *length - 1) / view->chunk_bytes))
+	if (!*length)
+		goto out;
+	if (!all_set(view->bitmap, offset / view->chunk_bytes,
+		     (offset + *length - 1) / view->chunk_bytes))
 		answer = VIEW_MISSING;
+	stream = streams_note(view->streams, offset, *length, view->chunk_bytes);
+	reading->again = view->streams->again;
+	look_ahead(view, views->ahead_most, stream, answer, reading);
 out:
 	pthread_mutex_unlock(&views->lock);
 	return answer;

@@ -112,8 +112,12 @@ class Lane:
                 self._board.arrived(number)
         fresh = {number for number in fresh if self._board.is_wanted(number)}
         source = self._source()
+        demanded = {number for number in fresh if self._board.is_demanded(number)}
+        for number in sorted(fresh - demanded):
+            if number - 1 in demanded:  # it comes with what somebody waits for
+                demanded.add(number)
         for demand in (True, False):
-            chunks = sorted(n for n in fresh if self._board.is_demanded(n) == demand)
+            chunks = sorted(demanded if demand else fresh - demanded)
             if chunks and source is None:
                 self._start(chunks, Span(0, 0, None, chunks[0], chunks[0], chunks[-1]), demand)
             elif chunks and source is not None and not source.index.random_access:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ioengine.guard import Guard, Miss, Orphan
+from ioengine.guard import Ahead, Guard, Miss, Orphan
 from snapshotter.chunks.datafile import ClosedError
 from snapshotter.clock import Clock
 from snapshotter.content import CHUNK_BYTES, Digest, Extent
 from snapshotter.errors import DeadlineError, EmberError, NoSpaceError, UnavailableError
 from snapshotter.fetch.tally import Tally
 from snapshotter.imagefs.complaints import Complaints
+from snapshotter.imagefs.readahead import ReadAhead
 from snapshotter.imagefs.waiting import WaitingReads
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,6 @@ long those get the same answer, or one read(2) would wait for several times ``mi
 what failed after a wait is kept so: a full disk says so at once, and may soon have room again."""
 RECENT_FAILURES = 4096
 STOPPED_S = 0.1
-AHEAD_AT_ONCE = 64
-AHEAD_S = 30.0
 
 
 class Road(Protocol):
@@ -86,8 +85,7 @@ class MissPump:
         self._clock = clock
         self._timeout_s = miss_timeout_s
         self._failures: dict[tuple[Digest, int], tuple[float, int]] = {}
-        self._ahead_bytes = ahead_bytes
-        self._ahead = 0
+        self._ahead = ReadAhead(road, ahead_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._beginning: asyncio.Task[None] | None = None
         self._complaints = Complaints(clock)
@@ -104,6 +102,7 @@ class MissPump:
         if orphans:
             log.warning("%d reads that an earlier daemon left waiting are taken up", len(orphans))
         await self._settle_all([orphan for orphan in orphans if not orphan.reserved])
+        self._guard.read_ahead(self._ahead.most_bytes)
         self._guard.start()
         asyncio.get_running_loop().add_reader(self._guard.fileno(), self._collect)
         await self._settle_all([orphan for orphan in orphans if orphan.reserved])
@@ -119,6 +118,7 @@ class MissPump:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._ahead.close()
         self._guard.stop()
         self._complaints.close()
         self.waiting.close()
@@ -176,9 +176,14 @@ class MissPump:
 
     def _collect(self) -> None:
         for miss in self._guard.misses():
-            task = asyncio.create_task(self._answer(miss))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin_task(self._answer(miss))
+        for ahead in self._guard.aheads():
+            self._begin_task(self._soon(ahead))
+
+    def _begin_task(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, miss: Miss) -> None:
         self.counts.asked += 1
@@ -190,6 +195,8 @@ class MissPump:
             return
         extent, failure = await self._clip(view, miss.offset, miss.length)
         if extent is not None:
+            if miss.ahead:  # planned in the same turn of the loop: one range brings both
+                self._ahead.start(view, Extent(extent.end, miss.ahead))
             failure = await self._try(view, extent)
         waited_s = self._clock.monotonic_s() - began_s
         self.counts.waited_s += waited_s
@@ -197,8 +204,10 @@ class MissPump:
         if failure is None:
             self.counts.filled += 1
             self._guard.allow(miss)
-            if extent is not None:
-                await self._read_ahead(view, extent.end)
+            if extent is not None and not miss.ahead:
+                behind, _ = await self._clip(view, extent.end, self._ahead.behind(miss))
+                if behind is not None:
+                    self._ahead.start(view, behind)
         else:
             self.counts.failed += 1
             self._guard.deny(miss, failure)
@@ -215,23 +224,15 @@ class MissPump:
             self._complaints.add(file, Extent(miss.offset, miss.length or 0), why)
         return view
 
-    async def _read_ahead(self, view: Digest, offset: int) -> None:
-        """What follows a miss is likely to be read next, and its decoder stands right there.
-
-        Behind every reader, and given up at the first fault: nobody asked for it.
-        """
-        if not self._ahead_bytes or self._ahead >= AHEAD_AT_ONCE:
-            return
-        extent, _ = await self._clip(view, offset, self._ahead_bytes)
-        if extent is None:
-            return
-        self._ahead += 1
+    async def _soon(self, ahead: Ahead) -> None:
+        """A reader in order finds all that it asks for, and will not for long."""
         try:
-            await self._road.ensure(view, extent, demand=False, deadline_s=AHEAD_S)
+            view = await self._views.by_inode(ahead.inode)
         except Exception as error:
-            log.debug("reading ahead in %s: %s", view, _told(error))
-        finally:
-            self._ahead -= 1
+            log.debug("reading ahead in file %d: %s", ahead.inode, _told(error))
+            return
+        if view is not None:
+            self._ahead.start(view, Extent(ahead.offset, ahead.length))
 
     async def _try(self, view: Digest, extent: Extent) -> int | None:
         """As `_have`, but parts of a read that has just failed fail with it."""

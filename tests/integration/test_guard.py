@@ -84,6 +84,28 @@ def test_present_chunks_are_answered_while_python_holds_the_gil(bed: Bed) -> Non
     assert counts.allowed == counts.events > 0 and counts.misses == 0
 
 
+def test_a_reader_in_order_is_told_of_before_it_misses_anything(bed: Bed) -> None:
+    guard, view = bed.guard(), bed.view("v", content(8 * MIB))
+    view.fill(0, 2 * MIB)
+    bed.register(guard, view)
+    guard.read_ahead(4 * MIB)
+    guard.start()
+    reader = bed.reader(bed.mount(view))
+    misses = collect(guard)
+    aheads = guard.aheads()
+    assert {ahead.inode for ahead in aheads} == {view.inode}
+    assert aheads[0].offset < 2 * MIB < aheads[0].offset + aheads[0].length
+    assert len(aheads) <= 4
+    assert misses[0].offset >= 2 * MIB - CHUNK_BYTES
+    assert misses[0].ahead >= MIB
+    assert guard.aheads() == []
+    guard.read_ahead(0)
+    with Server(guard, view):
+        view.fill(misses[0].offset, misses[0].length)
+        guard.allow(misses[0])
+        assert output(reader).split()[0] == sha256(view.data)
+
+
 def test_a_mapped_hole_waits_and_shows_the_right_bytes(bed: Bed) -> None:
     guard, view = bed.guard(), bed.view("v", content(MIB))
     guard.start()

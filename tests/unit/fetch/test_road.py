@@ -332,3 +332,12 @@ async def test_a_read_of_a_view_that_is_let_go_of_is_served_all_the_same(bench: 
     bench.tier.gate.set()
     assert await miss is None
     assert await bench.read(view, 300_000, 100) == PLAIN[300_000:300_100]
+
+
+async def test_what_lies_right_behind_a_reader_comes_with_its_range(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    size = SMALL.chunk_bytes
+    ahead = asyncio.create_task(bench.read(view, 11 * size, 20 * size, demand=False))
+    assert await bench.read(view, 10 * size, 100) == PLAIN[10 * size : 10 * size + 100]
+    await ahead
+    assert [asked.extent for asked in bench.tier.asked] == [Extent(10 * size, 21 * size)]

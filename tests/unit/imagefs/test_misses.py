@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from ioengine.guard import Guard, Miss, Orphan
-from snapshotter.content import Digest, Extent
+from ioengine.guard import Ahead, Guard, Miss, Orphan
+from snapshotter.content import CHUNK_BYTES, Digest, Extent
 from snapshotter.errors import (
     DeadlineError,
     EmberError,
@@ -20,6 +20,7 @@ from snapshotter.errors import (
 from snapshotter.fetch import Road as RealRoad
 from snapshotter.fetch import Tally
 from snapshotter.imagefs.misses import SAME_READ_S, MissPump
+from snapshotter.imagefs.readahead import AT_ONCE
 from snapshotter.imagefs.views import Views as RealViews
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.lazy import digest
@@ -38,6 +39,8 @@ class FakeGuard(Guard):
         self.answers: list[tuple[int, int]] = []
         self.settled: list[tuple[int, int]] = []
         self.started = False
+        self.most_bytes = 0
+        self.seen: list[Ahead] = []
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
@@ -57,6 +60,13 @@ class FakeGuard(Guard):
     def misses(self) -> list[Miss]:
         os.eventfd_read(self._eventfd)
         taken, self.waiting = self.waiting, []
+        return taken
+
+    def read_ahead(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+
+    def aheads(self) -> list[Ahead]:
+        taken, self.seen = self.seen, []
         return taken
 
     def allow(self, miss: Miss) -> None:
@@ -119,8 +129,15 @@ class Views(RealViews):
         return [VIEW, OTHER]
 
 
-def miss(token: int, inode: int = 1, offset: int = 4096, length: int = 8192) -> Miss:
-    return Miss(token, inode, offset, length, pid=7, known=True)
+def miss(
+    token: int,
+    inode: int = 1,
+    offset: int = 4096,
+    length: int = 8192,
+    ahead: int = 0,
+    again: int = 128,
+) -> Miss:
+    return Miss(token, inode, offset, length, pid=7, known=True, ahead=ahead, again=again)
 
 
 def pump_of(guard: FakeGuard, road: Road, ahead_bytes: int = 0) -> MissPump:
@@ -312,6 +329,70 @@ async def test_what_follows_a_miss_is_read_ahead_once_the_reader_goes_on() -> No
     await settle_down()
     assert sorted(guard.answers) == [(1, 0), (2, 0)]
     assert road.ahead == [(VIEW, Extent(4096, 100_000))]
+    await pump.stop()
+    guard.close()
+
+
+async def test_behind_readers_that_do_not_read_on_less_and_less_is_read() -> None:
+    guard, road = FakeGuard(), Road()
+    pump = pump_of(guard, road, ahead_bytes=8 * CHUNK_BYTES)
+    pump.start()
+    await settle_down()
+    for again in (255, 128, 64, 16, 8, 4, 0):
+        guard.ask(miss(1, offset=0, length=4096, again=again))
+        await settle_down()
+    lengths = [extent.length for _, extent in road.ahead]
+    assert lengths[:2] == [8 * CHUNK_BYTES, 8 * CHUNK_BYTES]
+    assert lengths == sorted(lengths, reverse=True)
+    assert len(lengths) == 5
+    await pump.stop()
+    guard.close()
+
+
+async def test_what_a_reader_in_order_comes_to_is_asked_for_while_it_waits() -> None:
+    guard, road = FakeGuard(), Road()
+    pump = pump_of(guard, road, ahead_bytes=100_000)
+    pump.start()
+    await settle_down()
+    assert guard.most_bytes == 800_000
+    road.gate.clear()
+    guard.ask(miss(1, offset=0, length=4096, ahead=300_000))
+    await settle_down()
+    assert road.wanted == [(VIEW, Extent(0, 4096))]
+    assert road.ahead == [(VIEW, Extent(4096, 300_000))]
+    road.gate.set()
+    await settle_down()
+    assert guard.answers == [(1, 0)]
+    assert len(road.ahead) == 1
+    await pump.stop()
+    guard.close()
+
+
+async def test_what_the_guard_sees_coming_is_fetched_before_anybody_waits() -> None:
+    guard, road = FakeGuard(), Road()
+    pump = pump_of(guard, road, ahead_bytes=100_000)
+    pump.start()
+    await settle_down()
+    guard.seen = [Ahead(1, 65_536, 200_000), Ahead(99, 0, 4096)]
+    guard.ask()
+    await settle_down()
+    assert road.ahead == [(VIEW, Extent(65_536, 200_000))]
+    assert road.wanted == []
+    assert guard.answers == []
+    await pump.stop()
+    guard.close()
+
+
+async def test_reading_ahead_is_bounded_and_ends_with_the_pump() -> None:
+    guard, road = FakeGuard(), Road()
+    pump = pump_of(guard, road, ahead_bytes=100_000)
+    pump.start()
+    await settle_down()
+    road.gate.clear()
+    guard.seen = [Ahead(1, n * 1000, 1000) for n in range(500)]
+    guard.ask()
+    await settle_down()
+    assert len(road.ahead) == AT_ONCE
     await pump.stop()
     guard.close()
 
