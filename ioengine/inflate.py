@@ -64,13 +64,13 @@ class Inflater:
 
         A restart point is recorded at the first block that begins ``spacing_bytes`` plain bytes
         or more behind the last one (0: none); a chunk end for every ``chunk_bytes`` plain bytes
-        (0: none). From a restart point ISA-L decodes, where it was there at build time and
-        ``with_isal`` allows: twice as fast as zlib. It wants up to LOOKAHEAD_BYTES more than the
-        plain bytes need.
+        (0: none). ISA-L decodes, where it was there at build time and ``with_isal`` allows: twice
+        as fast as zlib. It wants up to LOOKAHEAD_BYTES more than the plain bytes need, notes chunk
+        ends some 100 bytes late, and may pass over a place between two blocks.
         """
         holder = ffi.new("ember_inflate **")
         if at is None:
-            result = lib.ember_inflate_open(holder, spacing_bytes, chunk_bytes)
+            result = lib.ember_inflate_open(holder, spacing_bytes, chunk_bytes, with_isal)
         else:
             point = ffi.new("ember_inflate_point *")
             point.in_offset, point.out_offset = at.in_offset, at.out_offset

@@ -172,9 +172,11 @@ typedef struct {
 
 typedef struct ember_inflate ember_inflate;
 
-/* spacing 0: no restart points; chunk_bytes 0: no chunk ends. */
-int ember_inflate_open(ember_inflate **self, uint64_t spacing_bytes, uint64_t chunk_bytes);
-/* with_isal: let ISA-L decode, if it was there at build time. It may look 8 bytes farther ahead. */
+/* spacing 0: no restart points; chunk_bytes 0: no chunk ends.
+   with_isal: let ISA-L decode, if it was there at build time. It may look 8 bytes farther ahead,
+   and finds chunk ends some 100 bytes late, and not every place between two blocks. */
+int ember_inflate_open(ember_inflate **self, uint64_t spacing_bytes, uint64_t chunk_bytes,
+		       int with_isal);
 int ember_inflate_resume(ember_inflate **self, const ember_inflate_point *at,
 			 const uint8_t *window, int with_isal);
 int ember_inflate_has_isal(void);

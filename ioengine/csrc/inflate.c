@@ -4,7 +4,8 @@
  * A restart point is the state of a deflate decoder between two blocks: compressed offset, bits
  * left over in a byte, and the last 32 KiB of plain bytes. It is the idea of zlib's zran.c example,
  * carried across members: their CRC and length are verified wherever decoding began at a header.
- * A member's header is a point too, without a window. What is resumed may be decoded by ISA-L.
+ * A member's header is a point too, without a window. Headers are zlib's to read, and all the rest
+ * ISA-L's where it may: it reads ahead, so it is given little input where an end or a point is due.
  */
 #include "ember_io.h"
 #include "inflate_isal.h"
@@ -21,12 +22,18 @@ enum {
 	TRAILER_BYTES = 8,
 	/* A member's header costs no window, so it may follow the last point this much sooner. */
 	MEMBER_SPACING_DIVISOR = 4,
+	/* ISA-L gets this much at least, and at most, on the way to the end of a chunk. */
+	LEAST_STRIDE_BYTES = 64,
+	MOST_STRIDE_BYTES = 8192,
+	SEARCH_DIVISOR = 2,
+	MOST_RATIO = 1032, /* of plain to stored bytes, in deflate */
 };
 
 enum { NEEDS_INPUT = 0, NEEDS_ROOM = 1, AT_POINT = 2, RUNNING = 3 };
 
 enum phase {
 	BETWEEN, /* at the first byte of a member, or at the end */
+	HEADER,  /* inside the header of a member that ISA-L will decode */
 	MEMBER,  /* inside a member whose header was seen: the decoder checks its trailer */
 	PRIMING, /* resumed inside a member: the first byte is still to come */
 	RAW,     /* resumed inside a member */
@@ -46,6 +53,9 @@ struct ember_inflate {
 	uint64_t chunk_bytes;
 	uint64_t last_point; /* plain offset of the last restart point */
 	uint64_t members;    /* members that ended */
+	uint64_t chunks;     /* chunk ends that were told of */
+	uint64_t ends_at;    /* the compressed offset that gave those that were not (ISA-L) */
+	uint64_t ratio;      /* of plain to stored bytes, lately (ISA-L) */
 	unsigned trailer_left;
 	ember_inflate_point point;
 	const char *fault;
@@ -77,7 +87,8 @@ static int open_at(ember_inflate **self, int window_bits, enum phase phase)
 	return 0;
 }
 
-int ember_inflate_open(ember_inflate **self, uint64_t spacing_bytes, uint64_t chunk_bytes)
+int ember_inflate_open(ember_inflate **self, uint64_t spacing_bytes, uint64_t chunk_bytes,
+		       int with_isal)
 {
 	int rc = open_at(self, GZIP_WINDOW_BITS, BETWEEN);
 
@@ -85,7 +96,14 @@ int ember_inflate_open(ember_inflate **self, uint64_t spacing_bytes, uint64_t ch
 		return rc;
 	(*self)->spacing = spacing_bytes;
 	(*self)->chunk_bytes = chunk_bytes;
-	return 0;
+	if (!with_isal || !isal_stream_built())
+		return 0;
+	(*self)->isal = isal_stream_open();
+	if ((*self)->isal)
+		return 0;
+	ember_inflate_close(*self);
+	*self = NULL;
+	return -ENOMEM;
 }
 
 int ember_inflate_has_isal(void)
@@ -145,7 +163,7 @@ static void consume(ember_inflate *self, ember_inflate_io *io, size_t count)
 	self->in_total += count;
 }
 
-/* Plain bytes until the next place where zlib must stop; 0 = only where the buffer ends. */
+/* Plain bytes until the next place where the decoder must stop; all ones: there is none. */
 static uint64_t until_stop(const ember_inflate *self)
 {
 	uint64_t stop = UINT64_MAX;
@@ -228,22 +246,19 @@ static int run_zlib(ember_inflate *self, const uint8_t **in, uint32_t *in_bytes,
 	return rc;
 }
 
-static int after_isal(ember_inflate *self, int rc)
-{
-	unsigned surplus = isal_stream_surplus(self->isal);
-
-	if (rc == ISAL_STREAM_FAULT)
-		return fail(self, isal_stream_fault(self->isal));
-	return rc == ISAL_STREAM_ENDED ? end_stream(self, surplus) : RUNNING;
-}
-
 static uint32_t clamp(uint64_t value)
 {
 	return value > UINT32_MAX ? UINT32_MAX : (uint32_t)value;
 }
 
-/* One call of the decoder, short of the next chunk end and restart point. */
-static int inflate_some(ember_inflate *self, ember_inflate_io *io)
+static void gave(ember_inflate *self, ember_inflate_io *io, size_t count)
+{
+	io->produced += count;
+	self->out_total += count;
+}
+
+/* One call of zlib, short of the next chunk end and restart point. */
+static int zlib_some(ember_inflate *self, ember_inflate_io *io)
 {
 	uint32_t in_left = clamp(io->in_bytes - io->consumed);
 	uint64_t room = io->out_bytes - io->produced;
@@ -251,29 +266,142 @@ static int inflate_some(ember_inflate *self, ember_inflate_io *io)
 	uint32_t out_left = clamp(room < stop ? room : stop);
 	const uint8_t *in = io->input + io->consumed;
 	uint8_t *out = io->output + io->produced;
-	uint32_t took = in_left, gave = out_left;
+	uint32_t took = in_left, made = out_left;
 	int had_input = in_left > 0;
 	int due = point_is_due(self);
 	int rc;
 
 	if (!room || (self->chunk_bytes && io->ends_count == io->ends_room))
 		return NEEDS_ROOM;
-	if (self->isal)
-		rc = isal_stream_run(self->isal, &in, &in_left, &out, &out_left);
-	else
-		rc = run_zlib(self, &in, &in_left, &out, &out_left, due);
+	rc = run_zlib(self, &in, &in_left, &out, &out_left, due);
 	took -= in_left;
-	gave -= out_left;
+	made -= out_left;
 	consume(self, io, took);
-	io->produced += gave;
-	self->out_total += gave;
-	if (gave && self->chunk_bytes && self->out_total % self->chunk_bytes == 0)
+	gave(self, io, made);
+	if (made && self->chunk_bytes && self->out_total % self->chunk_bytes == 0)
 		io->ends[io->ends_count++] = self->in_total;
-	rc = self->isal ? after_isal(self, rc) : after_inflate(self, rc, due);
-	if (rc == RUNNING && !took && !gave && !had_input &&
-	    (self->phase == MEMBER || self->phase == RAW))
+	rc = after_inflate(self, rc, due);
+	if (rc == RUNNING && !took && !made && !had_input)
 		return NEEDS_INPUT;
 	return rc;
+}
+
+static uint64_t decoded(const ember_inflate *self)
+{
+	return self->out_total + isal_stream_pending(self->isal);
+}
+
+/* Small steps are slow, and some streams have no header that they could find: then in part only. */
+static int is_searching(const ember_inflate *self)
+{
+	uint64_t since = self->out_total - self->last_point;
+
+	return self->spacing && since >= self->spacing &&
+	       since % self->spacing < self->spacing / SEARCH_DIVISOR;
+}
+
+/* What ISA-L may take now: it comes near to the next place, and goes on in small steps. */
+static uint32_t stride(const ember_inflate *self, uint64_t in_left)
+{
+	uint64_t most = in_left;
+	uint64_t left = until_stop(self);
+
+	if (is_searching(self)) {
+		uint64_t near = isal_stream_stride(self->isal);
+
+		most = near < most ? near : most;
+	}
+	if (left != UINT64_MAX) {
+		uint64_t near = left * 7 / (8 * (self->ratio + 1));
+
+		if (near < LEAST_STRIDE_BYTES)
+			near = LEAST_STRIDE_BYTES;
+		if (near > MOST_STRIDE_BYTES)
+			near = MOST_STRIDE_BYTES;
+		most = near < most ? near : most;
+	}
+	return clamp(most);
+}
+
+/* Tells of the chunks that are decoded; 0 if there was no room for all. */
+static int tell_ends(ember_inflate *self, ember_inflate_io *io)
+{
+	if (!self->chunk_bytes)
+		return 1;
+	for (uint64_t count = decoded(self) / self->chunk_bytes; self->chunks < count;
+	     self->chunks++) {
+		if (io->ends_count == io->ends_room)
+			return 0;
+		io->ends[io->ends_count++] = self->ends_at;
+	}
+	return 1;
+}
+
+static int isal_point(ember_inflate *self)
+{
+	uint64_t bits_back;
+
+	if (!point_is_due(self) || !isal_stream_between(self->isal, &bits_back))
+		return RUNNING;
+	set_point(self, 0, 0);
+	self->point.in_offset = self->in_total - (bits_back + 7) / 8;
+	self->point.bits = bits_back % 8;
+	return AT_POINT;
+}
+
+/* One call of ISA-L. What it has decoded ahead is given out before it gets more. */
+static int isal_some(ember_inflate *self, ember_inflate_io *io)
+{
+	uint64_t before = decoded(self);
+	uint64_t in_left = isal_stream_pending(self->isal) ? 0 : io->in_bytes - io->consumed;
+	uint32_t in_bytes = stride(self, in_left);
+	uint32_t out_bytes = clamp(io->out_bytes - io->produced);
+	const uint8_t *in = io->input + io->consumed;
+	uint8_t *out = io->output + io->produced;
+	uint32_t took = in_bytes, made = out_bytes;
+	int had_input = io->in_bytes > io->consumed;
+	int rc;
+
+	if (!out_bytes || !tell_ends(self, io))
+		return NEEDS_ROOM;
+	rc = isal_stream_run(self->isal, &in, &in_bytes, &out, &out_bytes);
+	took -= in_bytes;
+	made -= out_bytes;
+	consume(self, io, took);
+	gave(self, io, made);
+	self->ends_at = took ? self->in_total : self->ends_at;
+	if (took >= LEAST_STRIDE_BYTES / 2)
+		self->ratio = (decoded(self) - before) / took;
+	if (rc == ISAL_STREAM_FAULT)
+		return fail(self, isal_stream_fault(self->isal));
+	if (!tell_ends(self, io))
+		return NEEDS_ROOM;
+	if (rc == ISAL_STREAM_ENDED)
+		return end_stream(self, isal_stream_surplus(self->isal));
+	rc = isal_point(self);
+	if (rc == RUNNING && !took && !made && !had_input)
+		return NEEDS_INPUT;
+	return rc;
+}
+
+/* A member's header, read by zlib, which stops behind it; then the member is ISA-L's. */
+static int read_header(ember_inflate *self, ember_inflate_io *io)
+{
+	uint32_t in_left = clamp(io->in_bytes - io->consumed);
+	const uint8_t *in = io->input + io->consumed;
+	uint8_t none = 0, *out = &none;
+	uint32_t took = in_left, room = 1;
+	int rc = run_zlib(self, &in, &in_left, &out, &room, 1);
+
+	consume(self, io, took - in_left);
+	if (rc != Z_OK && rc != Z_BUF_ERROR)
+		return after_inflate(self, rc, 0);
+	if ((self->z.data_type & 128) == 0)
+		return RUNNING;
+	isal_stream_member(self->isal);
+	self->ratio = MOST_RATIO;
+	self->phase = MEMBER;
+	return RUNNING;
 }
 
 static int begin_member(ember_inflate *self, const ember_inflate_io *io)
@@ -284,11 +412,9 @@ static int begin_member(ember_inflate *self, const ember_inflate_io *io)
 		self->phase = PADDING;
 		return RUNNING;
 	}
-	if (self->isal)
-		isal_stream_member(self->isal);
-	else if (inflateReset2(&self->z, GZIP_WINDOW_BITS) != Z_OK)
+	if (inflateReset2(&self->z, GZIP_WINDOW_BITS) != Z_OK)
 		return -EINVAL;
-	self->phase = MEMBER;
+	self->phase = self->isal ? HEADER : MEMBER;
 	if (!self->members || !self->spacing || since < self->spacing / MEMBER_SPACING_DIVISOR)
 		return RUNNING;
 	set_point(self, 0, 1);
@@ -350,9 +476,12 @@ int ember_inflate_step(ember_inflate *self, ember_inflate_io *io)
 		case BETWEEN:
 			rc = begin_member(self, io);
 			break;
+		case HEADER:
+			rc = read_header(self, io);
+			break;
 		case MEMBER:
 		case RAW:
-			rc = inflate_some(self, io);
+			rc = self->isal ? isal_some(self, io) : zlib_some(self, io);
 			break;
 		case PRIMING:
 			rc = prime(self, io);
@@ -375,8 +504,10 @@ int ember_inflate_take(ember_inflate *self, ember_inflate_point *point, uint8_t 
 {
 	uInt bytes = 0;
 
-	if (!self->point.member &&
-	    inflateGetDictionary(&self->z, (Bytef *)window, &bytes) != Z_OK)
+	if (!self->point.member && self->isal)
+		bytes = isal_stream_window(self->isal, window, WINDOW_BYTES);
+	else if (!self->point.member &&
+		 inflateGetDictionary(&self->z, (Bytef *)window, &bytes) != Z_OK)
 		return -EINVAL;
 	self->point.window_bytes = bytes;
 	*point = self->point;

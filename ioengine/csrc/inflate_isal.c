@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #if defined(__has_include) && !defined(EMBER_WITHOUT_ISAL)
 #if __has_include(<isa-l/igzip_lib.h>)
@@ -35,7 +36,7 @@ struct isal_stream *isal_stream_open(void)
 void isal_stream_member(struct isal_stream *self)
 {
 	isal_inflate_init(&self->state);
-	self->state.crc_flag = ISAL_GZIP;
+	self->state.crc_flag = ISAL_GZIP_NO_HDR_VER;
 }
 
 int isal_stream_block(struct isal_stream *self, unsigned bits, uint8_t byte,
@@ -100,6 +101,47 @@ unsigned isal_stream_surplus(const struct isal_stream *self)
 	return (unsigned)self->state.read_in_length / 8;
 }
 
+size_t isal_stream_pending(const struct isal_stream *self)
+{
+	return (size_t)(self->state.tmp_out_valid - self->state.tmp_out_processed);
+}
+
+int isal_stream_between(const struct isal_stream *self, uint64_t *bits_back)
+{
+	const struct inflate_state *state = &self->state;
+
+	if (state->block_state != ISAL_BLOCK_HDR || isal_stream_pending(self))
+		return 0;
+	*bits_back = 8 * (uint64_t)state->tmp_in_size + (uint64_t)state->read_in_length;
+	return 1;
+}
+
+uint32_t isal_stream_window(const struct isal_stream *self, uint8_t *window, uint32_t room)
+{
+	const struct inflate_state *state = &self->state;
+	uint32_t valid = (uint32_t)state->tmp_out_valid;
+	uint32_t count = valid < room ? valid : room;
+
+	memcpy(window, state->tmp_out_buffer + (valid - count), count);
+	return count;
+}
+
+uint32_t isal_stream_stride(const struct isal_stream *self)
+{
+	enum {
+		/* The header of a block with codes of its own is longer, in all but tiny ones. */
+		HEADER_BYTES = 24,
+		/* That of a stored block is five bytes long. */
+		STORED_HEADER_BYTES = 4,
+	};
+
+	if (self->state.block_state != ISAL_BLOCK_TYPE0)
+		return HEADER_BYTES;
+	if (self->state.type0_block_len <= 0)
+		return STORED_HEADER_BYTES;
+	return (uint32_t)self->state.type0_block_len;
+}
+
 const char *isal_stream_fault(const struct isal_stream *self)
 {
 	return self->fault;
@@ -145,6 +187,30 @@ unsigned isal_stream_surplus(const struct isal_stream *self)
 {
 	(void)self;
 	return 0;
+}
+
+size_t isal_stream_pending(const struct isal_stream *self)
+{
+	(void)self;
+	return 0;
+}
+
+int isal_stream_between(const struct isal_stream *self, uint64_t *bits_back)
+{
+	(void)self, (void)bits_back;
+	return 0;
+}
+
+uint32_t isal_stream_window(const struct isal_stream *self, uint8_t *window, uint32_t room)
+{
+	(void)self, (void)window, (void)room;
+	return 0;
+}
+
+uint32_t isal_stream_stride(const struct isal_stream *self)
+{
+	(void)self;
+	return 1;
 }
 
 const char *isal_stream_fault(const struct isal_stream *self)

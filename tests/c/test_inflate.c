@@ -15,6 +15,7 @@ static uint8_t plain[PLAIN];
 static uint8_t stored[2 * PLAIN];
 static uint8_t output[PLAIN + 1];
 static uint32_t seed = 1;
+static int with_isal;
 
 static uint32_t random_below(uint32_t limit)
 {
@@ -115,13 +116,13 @@ static int drive(ember_inflate *self, size_t in, size_t length, size_t piece, si
 	return rc;
 }
 
-static void check_restarts(size_t length, int with_isal)
+static void check_restarts(size_t length, int resumed_by_isal)
 {
 	for (size_t i = 0; i < whole.point_count; i++) {
 		const ember_inflate_point *at = &whole.points[i];
 		ember_inflate *self;
 
-		CHECK_EQ(ember_inflate_resume(&self, at, whole.windows[i], with_isal), 0);
+		CHECK_EQ(ember_inflate_resume(&self, at, whole.windows[i], resumed_by_isal), 0);
 		CHECK_EQ(drive(self, at->in_offset, length, 5000, 7001), 0);
 		CHECK_EQ(run.produced, PLAIN - at->out_offset);
 		CHECK_EQ(memcmp(output, plain + at->out_offset, run.produced), 0);
@@ -143,7 +144,7 @@ static void test_every_piece_size_gives_the_same(void)
 				size_t room = pieces[(p + m) % 4];
 				ember_inflate *self;
 
-				CHECK_EQ(ember_inflate_open(&self, SPACING, CHUNK), 0);
+				CHECK_EQ(ember_inflate_open(&self, SPACING, CHUNK, with_isal), 0);
 				CHECK_EQ(ember_inflate_at_end(self), 0);
 				CHECK_EQ(drive(self, 0, length, pieces[p], room), 0);
 				CHECK_EQ(run.consumed, length);
@@ -154,7 +155,7 @@ static void test_every_piece_size_gives_the_same(void)
 				CHECK_EQ(ember_inflate_at_end(self), 1);
 				ember_inflate_close(self);
 			}
-			CHECK(level == 0 || run.point_count >= 8);
+			CHECK(level == 0 || run.point_count >= (with_isal ? 4 : 8));
 			whole = run;
 			check_restarts(length, 0);
 			check_restarts(length, 1);
@@ -166,7 +167,7 @@ static int decode(size_t length)
 	ember_inflate *self;
 	int rc;
 
-	CHECK_EQ(ember_inflate_open(&self, SPACING, 0), 0);
+	CHECK_EQ(ember_inflate_open(&self, SPACING, 0, with_isal), 0);
 	rc = drive(self, 0, length, 4096, 65536);
 	if (rc == 0 && !ember_inflate_at_end(self))
 		rc = -EPIPE;
@@ -232,7 +233,7 @@ static void test_a_failed_stream_stays_failed(void)
 	ember_inflate *self;
 
 	memset(stored, 'x', 100);
-	CHECK_EQ(ember_inflate_open(&self, 0, 0), 0);
+	CHECK_EQ(ember_inflate_open(&self, 0, 0, with_isal), 0);
 	CHECK_EQ(drive(self, 0, 100, 100, 100), -EBADMSG);
 	CHECK_EQ(ember_inflate_step(self, &io), -EBADMSG);
 	CHECK_EQ(io.consumed + io.produced, 0);
@@ -265,12 +266,14 @@ static void test_hostile_bytes_and_points_do_no_harm(void)
 int main(void)
 {
 	make_plain();
-	test_every_piece_size_gives_the_same();
-	test_a_cut_is_seen_wherever_it_is();
-	test_trailers_are_verified();
-	test_zeros_may_follow_and_nothing_else();
+	for (with_isal = 0; with_isal < 2; with_isal++) {
+		test_every_piece_size_gives_the_same();
+		test_a_cut_is_seen_wherever_it_is();
+		test_trailers_are_verified();
+		test_zeros_may_follow_and_nothing_else();
+		test_a_failed_stream_stays_failed();
+		test_hostile_bytes_and_points_do_no_harm();
+	}
 	test_impossible_points_are_refused();
-	test_a_failed_stream_stays_failed();
-	test_hostile_bytes_and_points_do_no_harm();
 	return 0;
 }

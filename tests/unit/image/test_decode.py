@@ -33,12 +33,12 @@ PLAIN = text(600_001)
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "plain": lambda plain: plain,
     "gzip": member,
-    "gzip with short blocks": lambda plain: member(plain, memory_level=1),
+    "gzip with short blocks": lambda plain: member(plain, memory_level=4),
     "gzip stored": lambda plain: member(plain, level=0),
-    "gzip fast": lambda plain: member(plain, level=1, memory_level=2),
+    "gzip fast": lambda plain: member(plain, level=1, memory_level=4),
     "gzip members": lambda plain: members(plain, 70_000),
     "gzip tiny members": lambda plain: members(plain, 601),
-    "gzip padded": lambda plain: member(plain, memory_level=1) + b"\0" * 9000,
+    "gzip padded": lambda plain: member(plain, memory_level=4) + b"\0" * 9000,
     "gzip empty members": lambda plain: member(b"") + members(plain, 100_000) + member(b""),
     "zstd": frame,
     "zstd frames": lambda plain: frames(plain, 50_000),
@@ -180,7 +180,7 @@ def test_wrong_bytes_never_pass_for_a_chunk(layer: tuple[LayerIndex, bytes]) -> 
 
 
 def test_a_range_that_is_too_short_inside_is_noticed(tmp_path: Path) -> None:
-    blob = member(PLAIN, memory_level=1)
+    blob = member(PLAIN, memory_level=4)
     index = index_of(blob, PLAIN, tmp_path)
     other = member(b"\0" * 100, level=0)
     decoder = Decoder(index, Span(0, len(other), 0, 0, 0, 0))
@@ -189,7 +189,7 @@ def test_a_range_that_is_too_short_inside_is_noticed(tmp_path: Path) -> None:
 
 
 def test_neighbours_are_merged_and_far_chunks_are_not(tmp_path: Path) -> None:
-    index = index_of(member(PLAIN, memory_level=1), PLAIN, tmp_path)
+    index = index_of(member(PLAIN, memory_level=4), PLAIN, tmp_path)
     last = index.chunk_count - 1
     spans = plan(index, [last, 3, 4, 5, 3])
     assert [(span.wanted_chunk, span.last_chunk) for span in spans] == [(3, 5), (last, last)]
@@ -198,7 +198,7 @@ def test_neighbours_are_merged_and_far_chunks_are_not(tmp_path: Path) -> None:
 
 
 def test_a_kept_decoder_is_not_taken_for_chunks_behind_it(tmp_path: Path) -> None:
-    blob = member(PLAIN, memory_level=1)
+    blob = member(PLAIN, memory_level=4)
     index = index_of(blob, PLAIN, tmp_path)
     pool = DecoderPool()
     (span,) = plan(index, [20])
@@ -258,7 +258,7 @@ def test_right_chunks_before_the_wrong_byte_still_come_out(tmp_path: Path) -> No
 
 
 def test_a_pool_serves_many_threads(tmp_path: Path) -> None:
-    blob = member(PLAIN, memory_level=1)
+    blob = member(PLAIN, memory_level=4)
     index = index_of(blob, PLAIN, tmp_path)
     pool = DecoderPool(max_decoders=3)
 
@@ -295,7 +295,7 @@ def test_a_failed_or_finished_decoder_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_torn_windows_file_is_named(tmp_path: Path) -> None:
-    index = index_of(member(PLAIN, memory_level=1), PLAIN, tmp_path)
+    index = index_of(member(PLAIN, memory_level=4), PLAIN, tmp_path)
     (span,) = plan(index, [index.chunk_count - 1])
     (windows,) = tmp_path.glob("*.win")
     whole = windows.read_bytes()

@@ -24,7 +24,7 @@ from snapshotter.image.stream import PointKind
 from tests.unit.image.layers import index_of, member, sha256, text
 
 PLAIN = text(200_000)
-BLOB = member(PLAIN, memory_level=1)
+BLOB = member(PLAIN, memory_level=4)
 
 
 def parse(data: bytes) -> LayerIndex:

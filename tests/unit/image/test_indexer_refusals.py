@@ -42,7 +42,7 @@ def test_a_gzip_cut_anywhere_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_gzip_whose_trailer_lies_is_refused(tmp_path: Path) -> None:
-    for at, word in ((-8, "incorrect data check"), (-1, "incorrect length check")):
+    for at, word in ((-8, "incorrect data check"), (-1, "incorrect (data|length) check")):
         blob = bytearray(member(PLAIN))
         blob[at] ^= 1
         with pytest.raises(RefusedError, match=rf"gzip stream, compressed byte \d+: {word}"):

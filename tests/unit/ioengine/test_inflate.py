@@ -24,7 +24,9 @@ def member(plain: bytes) -> bytes:
 
 
 PLAIN = plain_bytes(200_000)
-STORED = member(PLAIN[:90_000]) + member(b"") + member(PLAIN[90_000:])
+SECOND = 96_000
+"""Where the second member with something in it begins: no point lies close before."""
+STORED = member(PLAIN[:SECOND]) + member(b"") + member(PLAIN[SECOND:])
 
 
 def inflated(inflater: Inflater, data: bytes, room: int = 1 << 20) -> bytes:
@@ -37,8 +39,9 @@ def inflated(inflater: Inflater, data: bytes, room: int = 1 << 20) -> bytes:
             return bytes(view)
 
 
-def test_points_and_ends_are_recorded_and_in_order() -> None:
-    inflater = Inflater(spacing_bytes=20_000, chunk_bytes=CHUNK_BYTES)
+@pytest.mark.parametrize("with_isal", [False, True])
+def test_points_and_ends_are_recorded_and_in_order(with_isal: bool) -> None:
+    inflater = Inflater(spacing_bytes=20_000, chunk_bytes=CHUNK_BYTES, with_isal=with_isal)
     assert inflated(inflater, STORED, room=777) == PLAIN
     assert inflater.at_end()
     assert (inflater.in_offset, inflater.out_offset) == (len(STORED), len(PLAIN))
@@ -47,14 +50,17 @@ def test_points_and_ends_are_recorded_and_in_order() -> None:
     assert [point.member for point in inflater.points].count(True) >= 1
     assert len(inflater.points) >= 7
     for point in inflater.points:
-        begin = 0 if point.out_offset <= 90_000 else 90_000  # no member reaches into another
+        begin = 0 if point.out_offset <= SECOND else SECOND  # no member reaches into another
         window = PLAIN[begin : point.out_offset][-32768:]
         assert point.window == (b"" if point.member else window)
 
 
+@pytest.mark.parametrize("made_by_isal", [False, True])
 @pytest.mark.parametrize("with_isal", [False, True])
-def test_from_every_point_each_chunk_needs_no_more_than_its_end(with_isal: bool) -> None:
-    first = Inflater(spacing_bytes=20_000, chunk_bytes=CHUNK_BYTES)
+def test_from_every_point_each_chunk_needs_no_more_than_its_end(
+    with_isal: bool, made_by_isal: bool
+) -> None:
+    first = Inflater(spacing_bytes=20_000, chunk_bytes=CHUNK_BYTES, with_isal=made_by_isal)
     inflated(first, STORED)
     for point in first.points:
         chunk = -(-point.out_offset // CHUNK_BYTES)
@@ -71,7 +77,7 @@ def test_from_every_point_each_chunk_needs_no_more_than_its_end(with_isal: bool)
 
 @pytest.mark.parametrize("with_isal", [False, True])
 def test_members_behind_a_resumed_one_are_verified(with_isal: bool) -> None:
-    first = Inflater(spacing_bytes=20_000)
+    first = Inflater(spacing_bytes=20_000, with_isal=with_isal)
     inflated(first, STORED)
     for point in (InflatePoint(0, 0, 0, b"", True), first.points[1]):
         whole = Inflater(at=point, with_isal=with_isal)
@@ -92,3 +98,29 @@ def test_bytes_of_another_file_are_a_fault_that_stays(with_isal: bool) -> None:
             inflated(inflater, b"no gzip, " * 20)
     with pytest.raises(OSError, match="starting to inflate"):
         Inflater(at=InflatePoint(0, 0, 9, b"", False), with_isal=with_isal)
+
+
+HEADER = (
+    b"\x1f\x8b\x08\x1c"
+    + bytes(4)
+    + b"\0\xff"  # an extra field, a name, a comment
+    + (700).to_bytes(2, "little")
+    + bytes(700)
+    + b"n" * 300
+    + b"\0"
+    + b"c" * 300
+    + b"\0"
+)
+
+
+@pytest.mark.parametrize("with_isal", [False, True])
+@pytest.mark.parametrize("piece", [1, 13, 1 << 20])
+def test_a_long_header_may_come_in_any_pieces(piece: int, with_isal: bool) -> None:
+    plain = member(PLAIN)
+    stored = HEADER + plain[10:]
+    inflater = Inflater(at=InflatePoint(0, 0, 0, b"", True), with_isal=with_isal)
+    out = b"".join(
+        inflated(inflater, stored[at : at + piece]) for at in range(0, len(stored), piece)
+    )
+    assert out == PLAIN
+    assert inflater.at_end()
