@@ -11,7 +11,7 @@ import os
 import threading
 from pathlib import Path
 
-from ioengine.threads import write_fully
+from ioengine.threads import start_writing_back, write_fully
 from snapshotter.chunks.datafile import padded
 from snapshotter.chunks.space import Space, is_full
 from snapshotter.content import Digest
@@ -84,6 +84,7 @@ class Staging:
             try:
                 self._reserve(offset + len(data))
                 write_fully(self._fd, data, offset)
+                start_writing_back(self._fd, offset, len(data))
             except OSError as error:
                 if is_full(error):
                     raise self._space.full(error.strerror or "full") from error

@@ -25,7 +25,7 @@ from snapshotter.image.index import INDEX_SUFFIX
 from snapshotter.image.stream import RestartPoint
 
 _TEMPORARY = ".tmp-"
-_WINDOW_LEVEL = 5
+_WINDOW_LEVEL = 3
 
 
 @dataclass(slots=True)

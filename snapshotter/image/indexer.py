@@ -4,8 +4,8 @@ Everything is taken in one pass: the blob's digest, the plain bytes for the view
 the tar's entries, chunk digests, checkpoints. Nothing counts until ``finish`` found both digests
 right; until then the caller must show none of the bytes that the sink was given.
 
-Decoding runs in the caller's thread, hashing, scanning and the sink in one helper thread behind
-it: on two cores a layer goes through at about the speed of the decoder alone.
+Decoding runs in the caller's thread, whole digests in a second one, and chunk digests, scanning and
+the sink in a third: each of them takes about as long as the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +37,7 @@ Sink = Callable[[int, memoryview], None]
 """Takes plain bytes at an offset, in order; the memory is its own only during the call."""
 
 _BLOCK_BYTES = 1024 * 1024
-_MAX_BLOCKS = 4
+_MAX_BLOCKS = 8
 _PIECE_BYTES = 64 * 1024
 _MIN_SPACING_BYTES = 4096
 _CHUNK_SIZES = tuple(1 << power for power in range(12, 21))  # each divides a block
@@ -117,7 +117,8 @@ class LayerIndexer:
         self._filled = 0
         self._spare: list[bytearray] = []
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ember-index")
-        self._pending: deque[tuple[Future[None], bytearray | None]] = deque()
+        self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ember-digest")
+        self._pending: deque[tuple[list[Future[None]], bytearray | None]] = deque()
 
     @property
     def view_bytes(self) -> int:
@@ -140,7 +141,7 @@ class LayerIndexer:
         if len(view) < _INLINE_BYTES:
             self._blob_hash.update(view)
         else:
-            hashing = self._worker.submit(self._blob_hash.update, view)
+            hashing = self._hasher.submit(self._blob_hash.update, view)
         try:
             if self.fault is None:
                 self._regroup(view)
@@ -163,7 +164,8 @@ class LayerIndexer:
 
     def close(self) -> None:
         """Give up whatever is unfinished and remove its traces; harmless when repeated."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        for thread in (self._worker, self._hasher):
+            thread.shutdown(wait=True, cancel_futures=True)
         self._pending.clear()
         self._windows.discard()
 
@@ -233,7 +235,7 @@ class LayerIndexer:
             return
         self._longest_run = max(self._longest_run, point.out_offset - self._last_point)
         self._last_point = point.out_offset
-        self._submit(self._windows.add, point)
+        self._await([self._worker.submit(self._windows.add, point)])
 
     def _check_bomb(self, stream: PlainStream) -> None:
         limits = self._limits
@@ -247,35 +249,39 @@ class LayerIndexer:
 
     def _pass_block(self, end: int) -> None:
         block, filled = self._block, self._filled
-        self._submit(self._take_block, block, filled, end - filled, block=block)
+        works = [self._worker.submit(self._take_block, block, filled, end - filled)]
+        if not self._named_alike():
+            works.append(self._hasher.submit(self._plain_hash.update, memoryview(block)[:filled]))
+        self._await(works, block)
         self._block = self._spare.pop() if self._spare else bytearray(_BLOCK_BYTES)
         self._filled = 0
 
-    def _submit(
-        self, work: Callable[..., None], *arguments: object, block: bytearray | None = None
-    ) -> None:
-        """Queue work for the helper; wait while too much is queued; raise what it raised."""
-        self._pending.append((self._worker.submit(work, *arguments), block))
+    def _await(self, works: list[Future[None]], block: bytearray | None = None) -> None:
+        """Note what helpers do, with the ``block`` that it needs; wait while that is too much.
+
+        Raises what they raised.
+        """
+        self._pending.append((works, block))
         while len(self._pending) >= _MAX_BLOCKS:
             self._settle_one()
 
     def _settle_one(self) -> None:
-        future, block = self._pending.popleft()
+        works, block = self._pending.popleft()
         try:
-            future.result()
+            wait(works)
+            for work in works:
+                work.result()
         finally:
-            del future  # its error, if there is one, has come through this frame
+            del works  # their error, if there is one, has come through this frame
         if block is not None:
             self._spare.append(block)
 
-    # The helper thread: hashing, scanning, the sink.
+    # The helper thread: chunk digests, scanning, the sink.
 
     def _take_block(self, block: bytearray, filled: int, offset: int) -> None:
         if self.fault is not None:
             return
         data = memoryview(block)[:filled]
-        if not self._named_alike():
-            self._plain_hash.update(data)
         size = self._limits.chunk_bytes
         for begin in range(0, filled, size):
             self._chunk_digests += blake3(data[begin : begin + size]).digest()
