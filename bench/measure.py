@@ -10,24 +10,33 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench.bed.bed import file_system
+from bench.charts import Chart
 from bench.progress import Progress
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much to measure; ``quick`` shows that a case works and is worth nothing as a result."""
+    """How much to measure; ``quick`` shows that a case works and is worth nothing as a result.
+
+    ``points`` are what a case that grows is measured at; empty: the case's own choice.
+    """
 
     rounds: int = 3
     quick: bool = False
     rate_mbit: float = 200.0
     delay_ms: float = 0.0
     containerd: int = 2
+    points: tuple[float, ...] = ()
+
+    def steps(self, usual: Sequence[float], quick: Sequence[float]) -> list[float]:
+        """Where a case that grows is measured, smallest first."""
+        return sorted(self.points or (quick if self.quick else usual))
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,8 @@ class Figure:
     """One line of a result: ours, theirs, and what the design asks of the ratio ours / theirs.
 
     ``target`` is the bound; it is a least one with ``at_least``, else a most. None: just shown.
+    ``spread`` and ``theirs_spread`` are the least and the most that was seen, where ``ours`` and
+    ``theirs`` are medians.
     """
 
     name: str
@@ -44,6 +55,33 @@ class Figure:
     target: float | None = None
     at_least: bool = False
     against: str = ""
+    spread: tuple[float, float] | None = None
+    theirs_spread: tuple[float, float] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        unit: str,
+        ours: Sequence[float],
+        theirs: Sequence[float] = (),
+        target: float | None = None,
+        *,
+        at_least: bool = False,
+        against: str = "",
+    ) -> Self:
+        """The figure of values of several rounds: their medians, and how far they lie apart."""
+        return cls(
+            name,
+            unit,
+            statistics.median(ours),
+            statistics.median(theirs) if theirs else None,
+            target,
+            at_least,
+            against,
+            spread_of(ours),
+            spread_of(theirs),
+        )
 
     @property
     def ratio(self) -> float | None:
@@ -64,28 +102,50 @@ class Figure:
             "ours": self.ours,
             "theirs": self.theirs,
             "against": self.against,
+            "spread": self.spread,
+            "theirs_spread": self.theirs_spread,
             "ratio": self.ratio,
             "target": self.target,
+            "at_least": self.at_least,
             "met": self.met,
         }
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> Self:
+        """The figure that ``document`` wrote."""
+        given = {key: value for key, value in row.items() if key not in ("ratio", "met")}
+        for key in ("spread", "theirs_spread"):
+            given[key] = tuple(given[key]) if given[key] else None
+        return cls(**given)
+
+
+def spread_of(values: Sequence[float]) -> tuple[float, float] | None:
+    """The least and the most of several values; None where there is no several."""
+    return (min(values), max(values)) if len(values) > 1 else None
 
 
 @dataclass
 class Result:
-    """What a case found; ``raw`` has every single value."""
+    """What a case found; ``raw`` has every single value, ``charts`` what grows with what."""
 
     figures: list[Figure] = field(default_factory=list)
     raw: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement: its name on the command line, what it shows, and how it is made."""
+    """One measurement: its name on the command line, what it shows, and how it is made.
+
+    ``target`` says in words what is asked; ``large`` ones are run only when they are named.
+    """
 
     name: str
     shows: str
     run: Callable[[Settings, Progress], Result]
+    target: str = "none"
+    large: bool = False
 
 
 def alternate(
@@ -117,9 +177,19 @@ def machine() -> dict[str, Any]:
     """The machine that a result is from, as far as it matters."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
+        "processor": processor(),
         "kernel": platform.release(),
         "cpus": os.cpu_count(),
         "memory_bytes": memory,
         "file_system": file_system(Path("/var/tmp")),
         "python": platform.python_version(),
     }
+
+
+def processor() -> str:
+    """What /proc/cpuinfo calls the first processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()

@@ -83,6 +83,12 @@ class Starter:
         self.containerd.remove_image(self.image.reference)
         return replace(trial, again_s=again.ready_s)
 
+    def overlayfs_once(self) -> Trial:
+        """containerd's own way, without a second start."""
+        trial = self._trial("overlayfs")
+        self.containerd.remove_image(self.image.reference)
+        return trial
+
     def first_pull(self) -> Trial:
         """Ember without an index: the layers are streamed once, and indexed on the way."""
         return self._trial("ember")
@@ -97,6 +103,10 @@ class Starter:
         """A start when every byte is here (page cache empty); nothing is pulled."""
         self._ember().complete()
         return self._trial("ember", pulls=False)
+
+    def start_again(self, snapshotter: str) -> Trial:
+        """A start from an empty page cache of an image that is pulled already."""
+        return self._trial(snapshotter, pulls=False)
 
     def forget(self) -> None:
         """Back to a machine that has never seen the image."""

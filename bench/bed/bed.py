@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -42,16 +43,25 @@ def file_system(directory: Path) -> str:
 
 
 class Bed:
-    """The bed itself; ``base`` must be on a real file system (ext4, xfs, btrfs)."""
+    """The bed itself; ``base`` must be on a real file system (ext4, xfs, btrfs).
+
+    The registry's storage is in ``cache`` and outlives the bed, unless ``keeps`` says no.
+    """
 
     def __init__(
-        self, shape: Shape | None = None, *, base: Path = BASE, cache: Path = CACHE
+        self,
+        shape: Shape | None = None,
+        *,
+        base: Path = BASE,
+        cache: Path = CACHE,
+        keeps: bool = True,
     ) -> None:
         self.name = f"ember-{secrets.token_hex(4)}"
         self.directory = base / self.name
         self.cache = cache
         self.link = Link(self.name, shape or Shape())
-        self.registry = Registry(self.directory, cache / "bed" / "registry", self.link)
+        storage = cache / "bed" / "registry" if keeps else self.directory / "registry"
+        self.registry = Registry(self.directory, storage, self.link)
         self._containerds: list[Containerd] = []
         self._embers: list[Ember] = []
         self._lock: int | None = None
@@ -90,6 +100,7 @@ class Bed:
         ember_socket: Path | None = None,
         ember_root: Path | None = None,
         pause: str = "",
+        proxies: Mapping[str, tuple[Path, Path]] | None = None,
     ) -> Containerd:
         """Start a containerd of this bed; with CRI on Ember if ``pause`` names a sandbox image."""
         made = Containerd(
@@ -99,6 +110,7 @@ class Bed:
             ember_socket=ember_socket,
             ember_root=ember_root,
             pause=pause,
+            proxies=proxies,
         )
         self._containerds.append(made)
         made.start()

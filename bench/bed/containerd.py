@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,15 +55,15 @@ EMBER_1 = """\
 type = "snapshot"
 address = "{socket}"
 """
-EMBER_2 = """\
+PROXY_2 = """\
 [[plugins."io.containerd.transfer.v1.local".unpack_config]]
-platform = "{platform}"
-snapshotter = "ember"
-[proxy_plugins.ember]
+platform = "{{platform}}"
+snapshotter = "{name}"
+[proxy_plugins.{name}]
 type = "snapshot"
 address = "{socket}"
-[proxy_plugins.ember.exports]
-root = "{ember_root}"
+[proxy_plugins.{name}.exports]
+root = "{root}"
 enable_remote_snapshot_annotations = "true"
 """
 CRI_1 = """\
@@ -102,7 +102,10 @@ class Started:
 
 
 class Containerd:
-    """One containerd; ``major`` 1 is Debian's, 2 is built from its Go module."""
+    """One containerd; ``major`` 1 is Debian's, 2 is built from its Go module.
+
+    ``proxies`` are snapshotters besides Ember: socket and root by name.
+    """
 
     def __init__(
         self,
@@ -113,14 +116,20 @@ class Containerd:
         ember_socket: Path | None = None,
         ember_root: Path | None = None,
         pause: str = "",
+        proxies: Mapping[str, tuple[Path, Path]] | None = None,
     ) -> None:
         self.directory = directory / f"containerd{major}"
         self.link = link
         self.major = major
         self.namespace = link.name
         self.address = self.directory / "containerd.sock"
-        self._ember = (ember_socket, ember_root)
+        self._ember_socket = ember_socket
         self._pause = pause
+        self._proxies = dict(proxies or {})
+        if self._proxies and major == 1:
+            raise BedError("only containerd 2.x has other snapshotters than ours in the bed")
+        if major == 2 and ember_socket:
+            self._proxies["ember"] = (ember_socket, ember_root or ember_socket.parent)
         self._binaries = Path("/usr/bin") if major == 1 else containerd2()
         self._server: Server | None = None
         self._serial = itertools.count()
@@ -133,9 +142,10 @@ class Containerd:
 
     def configuration(self) -> str:
         text = CONFIG_1 if self.major == 1 else CONFIG_2
-        socket, root = self._ember
-        if socket is not None:
-            text += EMBER_1 if self.major == 1 else EMBER_2
+        if self._ember_socket is not None and self.major == 1:
+            text += EMBER_1
+        for name, (address, root) in self._proxies.items():
+            text += PROXY_2.format(name=name, socket=address, root=root)
         if self._pause:
             disabled, enabled = CRI_PLUGINS[self.major]
             text = text.replace(disabled, "") + enabled
@@ -144,9 +154,8 @@ class Containerd:
             state=self.directory / "state",
             address=self.address,
             platform=f"linux/{run(['dpkg', '--print-architecture']).strip()}",
-            socket=socket,
+            socket=self._ember_socket,
             pause=self._pause,
-            ember_root=root,
         )
 
     def start(self) -> None:
@@ -232,11 +241,15 @@ class Containerd:
                 raise BedError("no pipe to ctr")
             lines = []
             ready_s = 0.0
-            for line in process.stdout:
-                lines.append(line.decode(errors="replace"))
-                if not ready_s and lines[-1].strip() == ready:
-                    ready_s = time.monotonic() - start
-                    when_ready()
+            try:
+                for line in process.stdout:
+                    lines.append(line.decode(errors="replace"))
+                    if not ready_s and lines[-1].strip() == ready:
+                        ready_s = time.monotonic() - start
+                        when_ready()
+            except BaseException:
+                process.kill()  # the bed ends the container itself
+                raise
         ended_s = time.monotonic() - start
         output = "".join(lines)
         if process.returncode or not ready_s:

@@ -134,6 +134,12 @@ class Ember:
         self.command("pull", "--namespace", self.namespace, reference, timeout_s=PULL_S)
         return time.monotonic() - start
 
+    def warm(self, reference: str) -> float:
+        """`ember warm`: bring all bytes of an image here; seconds."""
+        start = time.monotonic()
+        self.command("warm", "--json", reference, timeout_s=PULL_S)
+        return time.monotonic() - start
+
     def drop_data(self, reference: str) -> None:
         """Forget the image's bytes and keep its index."""
         self.command("rm", "--data", "--namespace", self.namespace, reference)

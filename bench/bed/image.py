@@ -20,9 +20,14 @@ from bench.bed.process import BedError, run
 from bench.bed.registry import HOST, Pusher, Registry
 
 OCI = "application/vnd.oci.image"
-LAYER_TYPES = {"gzip": f"{OCI}.layer.v1.tar+gzip", "zstd": f"{OCI}.layer.v1.tar+zstd"}
+LAYER_TYPES = {
+    "gzip": f"{OCI}.layer.v1.tar+gzip",
+    "fast": f"{OCI}.layer.v1.tar+gzip",
+    "zstd": f"{OCI}.layer.v1.tar+zstd",
+}
 COMPRESSORS = {
     "gzip": ["pigz", "-n", "-6", "-p", "2"],
+    "fast": ["pigz", "-n", "-1", "-p", "2"],  # gzip too, for what does not shrink anyway
     "zstd": ["zstd", "-q", "-3", "-T2"],
     "plain": ["cat"],
 }

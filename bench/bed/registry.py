@@ -23,6 +23,7 @@ from bench.bed.process import BedError, Server
 from bench.bed.relay import Counters
 
 PORT = 5000
+MANIFESTS = ("manifest", "index")
 HOST = f"localhost:{PORT}"
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATION = """\
@@ -111,6 +112,14 @@ class Registry:
         finally:
             for server in self._servers:
                 os.kill(server.pid, signal.SIGCONT)
+
+    def has(self, repository: str, tag: str) -> bool:
+        """Whether there is such a tag; the storage outlives the bed."""
+        connection = UnixConnection(self.socket)
+        accept = ", ".join(f"application/vnd.oci.image.{kind}.v1+json" for kind in MANIFESTS)
+        path = f"/v2/{repository}/manifests/{tag}"
+        connection.request("HEAD", path, headers={"Accept": accept})
+        return connection.getresponse().status == 200
 
     def sent_bytes(self) -> int:
         """Bytes that the registry sent to clients over the link, with HTTP's own headers."""

@@ -26,6 +26,19 @@ int main(int count, char **words)
 """
 
 
+def compile_program(tree: Path) -> None:
+    """Put the program into ``tree``."""
+    run(["gcc", "-O2", "-static", "-x", "c", "-o", tree / "program", "-"], stdin=PROGRAM.encode())
+
+
+def program_tree(folder: Path) -> Path:
+    """A folder below ``folder`` with the program alone."""
+    tree = folder / "program-alone"
+    tree.mkdir(exist_ok=True)
+    compile_program(tree)
+    return tree
+
+
 def tiny_image(
     folder: Path, *, bytes_each: int = 256 * 1024, layers: int = 2, compression: str = "gzip"
 ) -> Image:
@@ -35,7 +48,5 @@ def tiny_image(
         (tree / "data").mkdir(parents=True)
         noise = random.Random(number).randbytes(bytes_each)
         (tree / "data" / f"noise{number}").write_bytes(noise)
-    source = folder / "program.c"
-    source.write_text(PROGRAM)
-    run(["gcc", "-O2", "-static", "-o", trees[0] / "program", source])
+    compile_program(trees[0])
     return build("bed/tiny", compression, trees, ["/program"], folder / "images", compression)
