@@ -41,8 +41,9 @@ integration: build ## real mounts, a real registry, real containerd (root)
 test: build ## everything: lint, unit, C, conformance, integration with real containerd
 	@./tests/tools/run-tests "$(VENV)"
 
-bench: build ## all measurements, ratios in one run, as JSON (root)
-	@$(PY) -m bench --all
+bench: build ## all measurements, ratios in one run, JSON and charts in build/bench (root)
+	@mkdir -p build/bench
+	@$(PY) -m bench --all --json build/bench/results.json --plots build/bench/plots
 
 clean: ## remove what the build and the tests made (distclean: what they fetched too)
 	rm -rf build dist *.egg-info snapshotter/rpc/pb ioengine/*.so ioengine/_native.c \

@@ -26,6 +26,7 @@ from bench.report import (
     document,
     machine_line,
     markdown,
+    put_between_marks,
     read_document,
     read_result,
     show,
@@ -63,6 +64,7 @@ def arguments(cases: dict[str, Case], words: list[str] | None = None) -> argpars
     parser.add_argument("--json", type=Path, help="keep all values in this file, case by case")
     parser.add_argument("--markdown", action="store_true", help="Markdown on standard output")
     parser.add_argument("--plots", type=Path, help="write charts (SVG) into this folder")
+    parser.add_argument("--results", type=Path, help="put tables between the marks of this file")
     parser.add_argument("--from", type=Path, dest="source", help="show what such a file has")
     options = parser.parse_args(words)
     unknown = set(options.case) - set(cases)
@@ -84,6 +86,7 @@ class Output:
         if not self._console.is_terminal:
             self._console = Console(width=160)
         self._header = ""
+        self._said: list[str] = []
         self.kept: dict[str, Any] = {"cases": {}}
         if options.json and options.json.exists():
             self.kept = read_document(options.json)
@@ -91,16 +94,23 @@ class Output:
     def result(self, case: Case, result: Result, origin: dict[str, Any]) -> None:
         """Print one result, and draw its charts; ``origin`` is the machine that it is from."""
         options = self._options
-        if options.markdown:
+        if options.markdown or options.results:
             header = machine_line(origin)
             if header != self._header:
-                print(f"{header}\n", flush=True)
+                self._say(f"{header}\n")
                 self._header = header
-            print(markdown(case, result, str(options.plots or "")), flush=True)
+            self._say(markdown(case, result, options.plots.name if options.plots else ""))
         else:
             show(case, result, self._console)
         if options.plots:
             write_charts(case, result, options.plots)
+
+    def _say(self, text: str) -> None:
+        self._said.append(text)
+        if self._options.results:
+            put_between_marks(self._options.results, "\n".join(self._said))
+        else:
+            print(text, flush=True)
 
     def keep(self, name: str, entry: dict[str, Any]) -> None:
         """Put one case into the JSON file, in place of what it had of that case."""

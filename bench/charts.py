@@ -69,8 +69,8 @@ def ticks(low: float, high: float, *, logarithmic: bool) -> list[float]:
     span = (high - low) or abs(high) or 1.0
     step = 10.0 ** math.floor(math.log10(span / TICKS))
     step *= next(factor for factor in (1, 2, 5, 10) if step * factor * TICKS >= span)
-    first = math.floor(low / step)
-    return [step * number for number in range(first, math.ceil(high / step) + 1)]
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [step * number for number in range(first, max(last, first + 1) + 1)]
 
 
 def scale(

@@ -1,4 +1,7 @@
-"""What cases of growth share: values by way and size, their figures, and the chart of them."""
+"""What cases of growth share: values by way and size, their figures, and the chart of them.
+
+Every size has values of the base from the same run; a ratio never spans two sizes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Results as people and programs read them: tables, Markdown, JSON, and charts in a folder."""
+"""Results as people and programs read them: tables, Markdown, JSON, and charts in a folder.
+
+What is written as JSON can be read back and shown again, but for ``raw``, which is for doubters.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from bench.charts import Bar, Chart, Point, line_chart, ratio_chart
 from bench.measure import Case, Figure, Result
 
 HEADING = ("", "Ember", "compared with", "ratio", "target", "met")
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 # Longer names of a figure are cut in a chart, where the table has them whole.
 BAR_NAME = 38
 
@@ -43,6 +47,16 @@ def cells(figure: Figure) -> list[str]:
     theirs += f" {figure.against}" if figure.against else ""
     ours = with_spread(figure.ours, figure.spread)
     return [name, ours, theirs, number(figure.ratio), target, met]
+
+
+def put_between_marks(path: Path, measured: str) -> None:
+    """Replace what stands between the two marks of a Markdown file; what is around them stays."""
+    text = path.read_text(encoding="utf-8")
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise BedError(f"{path}: no lines {BEGIN} and {END} to put results between")
+    path.write_text(f"{head}{BEGIN}\n\n{measured.strip()}\n\n{END}{tail}", encoding="utf-8")
 
 
 def machine_line(machine: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ table come from one run on one machine, alternating, as medians; never compare t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from bench.bed.bed import Bed, drop_page_cache
@@ -38,6 +38,10 @@ class Row:
 
     name: str
     trials: tuple[Trial, ...]
+
+    def all(self, what: str) -> list[float]:
+        """One figure of every trial, by its name in Trial."""
+        return [float(getattr(trial, what)) for trial in self.trials]
 
     @property
     def pull_s(self) -> float:
@@ -96,12 +100,12 @@ class Starter:
     def index_cold(self) -> Trial:
         """Ember with the index here and none of the image's bytes."""
         self.containerd.remove_image(self.image.reference)
-        self._ember().drop_data(self.image.reference)
+        self.daemon().drop_data(self.image.reference)
         return self._trial("ember")
 
     def all_local(self) -> Trial:
         """A start when every byte is here (page cache empty); nothing is pulled."""
-        self._ember().complete()
+        self.daemon().complete()
         return self._trial("ember", pulls=False)
 
     def start_again(self, snapshotter: str) -> Trial:
@@ -111,9 +115,10 @@ class Starter:
     def forget(self) -> None:
         """Back to a machine that has never seen the image."""
         self.containerd.remove_image(self.image.reference)
-        self._ember().remove(self.image.reference)
+        self.daemon().remove(self.image.reference)
 
-    def _ember(self) -> Ember:
+    def daemon(self) -> Ember:
+        """The bed's Ember; ValueError where it has none."""
         if self.ember is None:
             raise ValueError("this bed has no Ember")
         return self.ember
@@ -124,7 +129,7 @@ class Starter:
         before = self.bed.registry.sent_bytes()
         pull_s = 0.0
         if pulls and snapshotter == "ember":
-            pull_s = self._ember().pull(reference)
+            pull_s = self.daemon().pull(reference)
         elif pulls:
             pull_s = self.containerd.pull(reference, snapshotter)
         sent: list[int] = []
@@ -136,23 +141,38 @@ class Starter:
         return Trial(pull_s, pull_s + started.ready_s, sent[0] - before)
 
 
-def measure(starter: Starter, rounds: int, say: Progress) -> list[Row]:
-    """All ways, ``rounds`` times in turn; a way that needs another's result comes after it."""
+def measure(
+    starter: Starter,
+    rounds: int,
+    say: Progress,
+    more: Mapping[str, Callable[[], Trial]] | None = None,
+) -> list[Row]:
+    """All ways, ``rounds`` times in turn; a way that needs another's result comes after it.
+
+    ``more`` ways begin on a node that has never seen the image, and leave it so.
+    """
     ways: list[Callable[[], Trial]] = [starter.overlayfs]
     if starter.ember is not None:
         ways += [starter.first_pull, starter.index_cold, starter.all_local]
-    trials: list[list[Trial]] = [[] for _ in ways]
+    known = dict(zip(WAYS, ways, strict=False))
+    trials: dict[str, list[Trial]] = {name: [] for name in [*known, *(more or {})]}
+
+    def one(name: str, way: Callable[[], Trial], turn: str) -> None:
+        with say.step(f"{name}{turn}", starter.bed.registry.sent_bytes):
+            trial = way()
+        fetched = f"{trial.fetched_bytes / 1e6:.1f} MB fetched"
+        say(f"{name}: ready after {trial.ready_s:.2f} s, {fetched}")
+        trials[name].append(trial)
+
     for number in range(rounds):
-        for position, way in enumerate(ways):
-            turn = f" (round {number + 1} of {rounds})" if rounds > 1 else ""
-            with say.step(f"{WAYS[position]}{turn}", starter.bed.registry.sent_bytes):
-                trial = way()
-            fetched = f"{trial.fetched_bytes / 1e6:.1f} MB fetched"
-            say(f"{WAYS[position]}: ready after {trial.ready_s:.2f} s, {fetched}")
-            trials[position].append(trial)
+        turn = f" (round {number + 1} of {rounds})" if rounds > 1 else ""
+        for name, way in known.items():
+            one(name, way, turn)
         if starter.ember is not None:
             starter.forget()
-    return [Row(name, tuple(done)) for name, done in zip(WAYS, trials, strict=False)]
+        for name, way in (more or {}).items():
+            one(name, way, turn)
+    return [Row(name, tuple(done)) for name, done in trials.items()]
 
 
 def table(rows: Sequence[Row], image: Image) -> list[list[str]]:

@@ -140,6 +140,14 @@ class Ember:
         self.command("warm", "--json", reference, timeout_s=PULL_S)
         return time.monotonic() - start
 
+    def share_index(self, reference: str) -> float:
+        """`ember index build --push`: as a build machine would, asking no daemon; seconds."""
+        start = time.monotonic()
+        words = [sys.executable, "-B", "-m", "snapshotter.cli.main", "index", "build", "--push"]
+        environment = {"PYTHONPATH": str(ROOT)}
+        run([*self.link.enter(), *words, reference], timeout_s=PULL_S, env=environment)
+        return time.monotonic() - start
+
     def drop_data(self, reference: str) -> None:
         """Forget the image's bytes and keep its index."""
         self.command("rm", "--data", "--namespace", self.namespace, reference)

@@ -1,6 +1,7 @@
 """A tiny image: one static program and some bytes; for tests that are about the bed, not the image.
 
-The program prints `ready`; with the argument `wait` it then sleeps until it is killed.
+The program prints `ready`; with the argument `wait` it then sleeps until it is killed, with `stay`
+until its standard input ends.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ int main(int count, char **words)
     fflush(stdout);
     while (count > 1 && !strcmp(words[1], "wait"))
         pause();
+    while (count > 1 && !strcmp(words[1], "stay") && getchar() != EOF)
+        ;
     return 0;
 }
 """

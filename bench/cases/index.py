@@ -23,7 +23,7 @@ from bench.bed.bed import BASE
 from bench.bed.debian import science_image
 from bench.bed.gobin import CACHE
 from bench.bed.image import blob_path, sha256_file
-from bench.measure import Case, Figure, Result, Settings, alternate, medians
+from bench.measure import Case, Figure, Result, Settings, alternate
 from bench.progress import Progress
 from snapshotter.content import Digest
 from snapshotter.image.adopting import adopt_file
@@ -152,11 +152,13 @@ def run(settings: Settings, say: Progress) -> Result:
             }
             values = alternate(ways, settings.rounds, say)
             result.raw[title] = values
-            middle = medians(values)
-            rate = {way: layer.plain_size / 1e6 / seconds for way, seconds in middle.items()}
+            rate = {
+                way: [layer.plain_size / 1e6 / seconds for seconds in found]
+                for way, found in values.items()
+            }
             against = "inflate and two SHA-256"
             result.figures.append(
-                Figure(
+                Figure.of(
                     f"{title}: build rate",
                     "plain MB/s",
                     rate["index"],
@@ -179,4 +181,9 @@ def run(settings: Settings, say: Progress) -> Result:
     return result
 
 
-CASE = Case("index", "size of a layer's index and how fast it is built", run)
+CASE = Case(
+    "index",
+    "size of a layer's index and how fast it is built",
+    run,
+    "0.1 % of the plain layer and 110 bytes an entry; windows 1.5 %; none for the rate",
+)

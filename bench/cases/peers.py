@@ -64,9 +64,7 @@ class Contest:
 
     def ember(self) -> Cost:
         """With its index here and none of the image's bytes, in a daemon that has just started."""
-        starter, ember = self.starter, self.starter.ember
-        if ember is None:
-            raise ValueError("this bed has no Ember")
+        starter, ember = self.starter, self.starter.daemon()
         ember.drop_data(starter.image.reference)
         ember.stop()
         ember.start()
@@ -164,8 +162,7 @@ def prepare(bed: Bed, image: Image, starter: Starter, peers: list[Peer], say: Pr
             references[peer.name] = peer.converted(containerd, image, what)
     containerd.clear()  # some forms hold the layers that they were made of
     containerd.start()
-    if starter.ember is not None:
-        starter.ember.start()
+    starter.daemon().start()
     with say.step("Ember's first pull: its index comes here"):
         starter.first_pull()
         containerd.remove_image(image.reference)

@@ -25,10 +25,7 @@ TARGET = 1.3
 
 def index_of(starter: Starter, layer: int) -> LayerIndex:
     digest = Digest.parse(starter.image.layers[layer].digest)
-    ember = starter.ember
-    if ember is None:
-        raise ValueError("this bed has no Ember")
-    return LayerIndex.open(ember.root / "index" / f"{digest.hex}.idx", layer=digest)
+    return LayerIndex.open(starter.daemon().root / "index" / f"{digest.hex}.idx", layer=digest)
 
 
 def compressed_bytes(starter: Starter, what: Touched) -> tuple[int, int, int]:

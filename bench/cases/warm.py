@@ -12,7 +12,6 @@ from functools import partial
 
 from bench.bed.bed import drop_page_cache
 from bench.bed.debian import science_image
-from bench.bed.ember import Ember
 from bench.bed.gobin import CACHE
 from bench.bed.link import Shape
 from bench.bed.parallel import CONNECTIONS, download
@@ -26,15 +25,9 @@ LINK_SHARE = 0.9
 INDEXED_SHARE, FIRST_SHARE = 1 / 3, 1 / 2
 
 
-def daemon(starter: Starter) -> Ember:
-    if starter.ember is None:
-        raise ValueError("this bed has no Ember")
-    return starter.ember
-
-
 def warm_indexed(starter: Starter) -> float:
     """`ember warm` of an image whose index is here, and nothing else of it."""
-    ember = daemon(starter)
+    ember = starter.daemon()
     ember.drop_data(starter.image.reference)
     drop_page_cache()
     return ember.warm(starter.image.reference)
@@ -42,7 +35,7 @@ def warm_indexed(starter: Starter) -> float:
 
 def warm_first(starter: Starter) -> float:
     """`ember warm` of an image that this node has never seen; the index is built on the way."""
-    ember = daemon(starter)
+    ember = starter.daemon()
     ember.remove(starter.image.reference)
     drop_page_cache()
     return ember.warm(starter.image.reference)
