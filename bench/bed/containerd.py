@@ -123,7 +123,7 @@ class Containerd:
         self.major = major
         self.namespace = link.name
         self.address = self.directory / "containerd.sock"
-        self._ember_socket = ember_socket
+        self._ember = (ember_socket, ember_root)
         self._pause = pause
         self._proxies = dict(proxies or {})
         if self._proxies and major == 1:
@@ -142,7 +142,8 @@ class Containerd:
 
     def configuration(self) -> str:
         text = CONFIG_1 if self.major == 1 else CONFIG_2
-        if self._ember_socket is not None and self.major == 1:
+        ember_socket, _ = self._ember
+        if ember_socket is not None and self.major == 1:
             text += EMBER_1
         for name, (address, root) in self._proxies.items():
             text += PROXY_2.format(name=name, socket=address, root=root)
@@ -154,7 +155,7 @@ class Containerd:
             state=self.directory / "state",
             address=self.address,
             platform=f"linux/{run(['dpkg', '--print-architecture']).strip()}",
-            socket=self._ember_socket,
+            socket=ember_socket,
             pause=self._pause,
         )
 
