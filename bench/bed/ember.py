@@ -77,6 +77,10 @@ class Ember:
 
     def start(self) -> None:
         """Start the daemon and wait until it answers (its configuration is made if need be)."""
+        self.launch().wait_until(self._answers)
+
+    def launch(self) -> Server:
+        """Start the daemon without waiting for it."""
         if not self.configuration.exists():
             self.configure()
         python = [sys.executable, "-B", "-m", *self.program]
@@ -87,7 +91,7 @@ class Ember:
             env=self.environment,
             cwd=ROOT,
         )
-        self._server.wait_until(self._answers)
+        return self._server
 
     def _answers(self) -> bool:
         try:

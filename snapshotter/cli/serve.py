@@ -78,7 +78,8 @@ def set_up_logging(config: Config) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.log_level.upper())
-    logging.getLogger("grpc").setLevel(max(logging.INFO, root.level))
+    for chatty in ("grpc", "hpack"):
+        logging.getLogger(chatty).setLevel(max(logging.INFO, root.level))
     logging.getLogger("grpc._cython.cygrpc").addFilter(worth_a_line)
 
 

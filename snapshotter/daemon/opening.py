@@ -238,7 +238,7 @@ async def serve_cri(config: Config, pulls: PullCredentials, undo: Undo) -> None:
         return
     proxy = CriProxy(settings.upstream or config.containerd.address, pulls)
     undo.later(proxy.close)
-    server = RpcServer(settings.address, [proxy.register])
+    server = RpcServer(settings.address, [proxy.register], generic=True)
     await server.start()
     undo.later(server.stop)
     log.info("CRI image service proxy on %s", settings.address)

@@ -17,6 +17,7 @@ from google.protobuf import empty_pb2
 from snapshotter.content import Digest
 from snapshotter.errors import EmberError
 from snapshotter.rpc.blob_writer import BlobWriter, Descriptor, metadata_for
+from snapshotter.rpc.http2.channel import Channel
 from snapshotter.rpc.image_records import Record
 from snapshotter.rpc.pb.containerd.services.containers.v1 import containers_pb2, containers_pb2_grpc
 from snapshotter.rpc.pb.containerd.services.content.v1 import content_pb2, content_pb2_grpc
@@ -50,16 +51,7 @@ class Containerd:
         self.address = address
         self._timeout_s = timeout_s
         self._message_s = message_s
-        self.channel = grpc.aio.insecure_channel(
-            f"unix:{address}",
-            options=[
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.default_authority", "localhost"),
-                ("grpc.max_reconnect_backoff_ms", 3000),
-            ],
-        )
+        self.channel = Channel(address, MAX_MESSAGE_BYTES)
         self._content = content_pb2_grpc.ContentStub(self.channel)
         self._images = images_pb2_grpc.ImagesStub(self.channel)
         self._containers = containers_pb2_grpc.ContainersStub(self.channel)
@@ -70,7 +62,7 @@ class Containerd:
 
     async def close(self) -> None:
         """Close the channel; calls under way end with UnavailableError."""
-        await self.channel.close(None)
+        await self.channel.close()
 
     async def version(self) -> str:
         """containerd's version, such as ``v2.4.2`` or ``1.6.20~ds1``."""

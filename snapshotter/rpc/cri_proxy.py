@@ -18,7 +18,7 @@ import grpc.aio
 
 from snapshotter.oci.pull_credentials import PullCredentials
 from snapshotter.rpc.cri_pulls import Pull, PullSchool
-from snapshotter.rpc.remote import NO_CONNECTION
+from snapshotter.rpc.http2.channel import NO_CONNECTION
 from snapshotter.rpc.server import MAX_MESSAGE_BYTES
 
 _PULL = re.compile(r"/runtime\.v1(alpha2)?\.ImageService/PullImage")

@@ -10,6 +10,7 @@ import grpc
 
 from snapshotter import errors
 from snapshotter.oci.exchange import without_queries
+from snapshotter.rpc.http2.channel import NO_CONNECTION
 
 _CLASSES: dict[grpc.StatusCode, type[errors.EmberError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidArgumentError,
@@ -23,9 +24,6 @@ _CLASSES: dict[grpc.StatusCode, type[errors.EmberError]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.UnauthorizedError,
     grpc.StatusCode.PERMISSION_DENIED: errors.UnauthorizedError,
 }
-
-NO_CONNECTION = "failed to connect to all addresses"
-"""How gRPC begins what it says when nobody listens; the cause stands at the end."""
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError, doing: str) -> errors.EmberError:

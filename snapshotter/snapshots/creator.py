@@ -40,8 +40,11 @@ class Creator:
         self._storage = storage
         self._clock = clock
 
-    async def create(self, new: NewSnapshot) -> int:
-        """Make it and return its id; errors of metastore.create, or OSError of the disk."""
+    async def create(self, new: NewSnapshot) -> tuple[int, bool]:
+        """Make it; its id, and whether its root has its owner already.
+
+        Errors of metastore.create, or OSError of the disk.
+        """
         snapshot_id = self._storage.reserve()
         now_ns = self._clock.wall_ns()
         owned = False
@@ -69,7 +72,7 @@ class Creator:
             raise
         finally:
             self._storage.settled(snapshot_id)
-        return snapshot_id
+        return snapshot_id, owned and not new.owner_pending
 
     async def take(
         self, chain_id: str, parent: str, labels: Mapping[str, str], layer: LazyLayer

@@ -36,6 +36,7 @@ from snapshotter.snapshots.listing import Listing
 from snapshotter.snapshots.measurer import Measurer
 from snapshotter.snapshots.model import Info, Kind, Mount, Usage
 from snapshotter.snapshots.records import ChainRow, Record
+from snapshotter.snapshots.settled import Settled
 from snapshotter.snapshots.storage import Storage
 from snapshotter.unbroken import Unbroken
 
@@ -94,6 +95,7 @@ class Snapshotter:
         self._claims = Claims(lazy, self._config.claim_wait_s)
         self._work = Unbroken()
         self._removals: set[asyncio.Task[None]] = set()
+        self._settled = Settled()
         self.damaged: tuple[str, ...] = ()
         """Committed snapshots whose directory was missing at start (after a power loss)."""
 
@@ -136,13 +138,20 @@ class Snapshotter:
 
     async def mounts(self, key: str) -> tuple[Mount, ...]:
         """The mounts of an active snapshot or view; waits until lazy layers below are readable."""
+        settled = self._settled.get(key)
+        if settled is not None:
+            return settled
+        drops = self._settled.drops
         record, below = self._db.look(lambda c: _with_chain(c, key))
         stack = self._stack(below)
         if _has_lazy(stack):
             await self._lazy.mount(stack, self._config.mounts_wait_s)
         if record.owner_pending and record.parent_id is not None:
             await self._work.finish(self._creator.copy_owner(record.parent_id, record.id))
-        return self._mounts(record.info.kind, record.id, stack)
+        found = self._mounts(record.info.kind, record.id, stack)
+        if not _has_lazy(stack):
+            self._settled.keep(key, found, drops)
+        return found
 
     async def commit(
         self, name: str, key: str, labels: Mapping[str, str], parent: str = ""
@@ -154,10 +163,15 @@ class Snapshotter:
         labels = known.checked(labels)
         metastore.check_name(name, "name")
         now_ns = self._clock.wall_ns()
-        snapshot_id = await self._work.finish(
-            self._db.write(lambda c: metastore.commit(c, name, key, parent, labels, now_ns))
-        )
-        self._measurer.note(snapshot_id)
+
+        async def work() -> None:
+            snapshot_id = await self._db.write(
+                lambda c: metastore.commit(c, name, key, parent, labels, now_ns)
+            )
+            self._settled.drop(key)
+            self._measurer.note(snapshot_id)
+
+        await self._work.finish(work())
 
     async def remove(self, key: str) -> None:
         """Forget a snapshot. Only NotFoundError and FailedPreconditionError leave this: any other
@@ -252,8 +266,12 @@ class Snapshotter:
         ready = await self._mount_soon(stack, must=known.SNAPSHOT_REF in labels)
         owner_of = stack[-1].snapshot_id if stack and ready else None
         new = NewSnapshot(kind, key, parent, labels, owner_of, owner_pending=not ready)
-        snapshot_id = await self._work.finish(self._creator.create(new))
-        return self._mounts(kind, snapshot_id, stack)
+        drops = self._settled.drops
+        snapshot_id, owned = await self._work.finish(self._creator.create(new))
+        found = self._mounts(kind, snapshot_id, stack)
+        if owned and not _has_lazy(stack):
+            self._settled.keep(key, found, drops)
+        return found
 
     async def _mount_soon(self, stack: tuple[StackEntry, ...], must: bool) -> bool:
         """Whether the lazy layers below can be read. Where something is unpacked onto them they
@@ -282,6 +300,7 @@ class Snapshotter:
 
     async def _remove(self, key: str) -> None:
         record = await self._db.write(lambda c: metastore.remove(c, key), frees_space=True)
+        self._settled.drop(key)
         after = self._work.begin(self._after_removal(record))
         self._removals.add(after)
         after.add_done_callback(self._removals.discard)

@@ -57,7 +57,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     async with Upstream(tmp_path / "containerd.sock") as upstream:
         upstream.answers[PULL] = reply(pb.PullImageResponse(image_ref=ID).SerializeToString())
         proxy = CriProxy(upstream.path, pulls)
-        server = RpcServer(tmp_path / "run" / "cri.sock", [proxy.register])
+        server = RpcServer(tmp_path / "run" / "cri.sock", [proxy.register], generic=True)
         await server.start()
         async with grpc.aio.insecure_channel(f"unix:{tmp_path}/run/cri.sock") as channel:
             yield Stage(channel, upstream, pulls, tmp_path / "run" / "cri.sock")
@@ -268,7 +268,7 @@ async def test_removing_another_image_forgets_nothing(stage: Stage) -> None:
 
 async def test_without_containerd_the_error_names_its_socket(tmp_path: Path) -> None:
     proxy = CriProxy(tmp_path / "missing.sock", PullCredentials())
-    server = RpcServer(tmp_path / "cri.sock", [proxy.register])
+    server = RpcServer(tmp_path / "cri.sock", [proxy.register], generic=True)
     await server.start()
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/cri.sock") as channel:
         with pytest.raises(grpc.aio.AioRpcError, match=r"missing\.sock") as caught:
