@@ -178,6 +178,10 @@ def _status(said: dict[str, str], fields: Fields) -> Status:
     text = said.get("grpc-status", "")
     if not text.isascii() or not text.isdigit():
         return Status(grpc.StatusCode.UNKNOWN, f"an answer without a status: {said}"[:500])
-    trailing = [(name, value) for name, value in fields if name[:1] != ":" and name[:5] != "grpc-"]
+    trailing = [
+        (name, value)
+        for name, value in fields
+        if name[:1] != ":" and name[:5] != "grpc-" and name != "content-type"
+    ]
     code = _CODES.get(int(text), grpc.StatusCode.UNKNOWN)
     return Status(code, unquote(said.get("grpc-message", "")), trailing)
