@@ -39,6 +39,9 @@ _PAGE_LIMIT = 16
 _NO_API = (400, 404, 405, 406, 410, 501)
 """Answers of registries that don't know the API, or take its path for something else."""
 
+_UNTOLD = ("", "application/vnd.oci.empty.v1+json")
+"""What old tools and registries give as the type of an artifact that has an empty config."""
+
 _NEXT = re.compile(r'<([^<>\s]{1,4096})>\s*;(?:[^,]*;)?\s*rel="?next"?', re.ASCII)
 
 
@@ -50,9 +53,9 @@ def fallback_tag(digest: Digest) -> str:
 async def list_referrers(asker: Asker, image: Reference, artifact_type: str) -> list[Descriptor]:
     """What refers to ``image``, of ``artifact_type``; empty if nothing does.
 
-    Entries that don't name their type (a few old tools write such) come last. All hosts that may
-    be asked for referrers are asked until one has some. Raises as `RegistryClient.manifest`, and
-    RefusedError if what came is no list.
+    Entries that don't tell their type (old tools and registries write such) come last. All hosts
+    that may be asked for referrers are asked until one has some. Raises as
+    `RegistryClient.manifest`, and RefusedError if what came is no list.
     """
     assert image.digest is not None
     what = f"referrers of {image.name}@{image.digest}"
@@ -176,6 +179,6 @@ def _filtered(entries: Sequence[Descriptor], artifact_type: str) -> list[Descrip
     """Manifests of this type, each once; those of no type last."""
     seen: dict[Digest, Descriptor] = {}
     for entry in entries:
-        if entry.media_type in MANIFEST_TYPES and entry.artifact_type in (artifact_type, ""):
+        if entry.media_type in MANIFEST_TYPES and entry.artifact_type in (artifact_type, *_UNTOLD):
             seen.setdefault(entry.digest, entry)
-    return sorted(seen.values(), key=lambda entry: entry.artifact_type == "")
+    return sorted(seen.values(), key=lambda entry: entry.artifact_type in _UNTOLD)

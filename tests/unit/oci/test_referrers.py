@@ -112,11 +112,13 @@ async def test_the_tag_stands_for_an_api_that_is_not_there(status: int) -> None:
     async with WritableRegistry(api=False) as registry, registry_client() as client:
         data = [_manifest(0), _manifest(1, "application/spdx+json"), _manifest(2)]
         other = _entry(data[1], artifactType="application/spdx+json")
+        empty = _entry(_manifest(3), artifactType="application/vnd.oci.empty.v1+json")
         untyped = _entry(data[2])
         del untyped["artifactType"]
-        _list_under_tag(registry, [untyped, other, _entry(data[0]), _entry(data[0])])
+        _list_under_tag(registry, [untyped, empty, other, *2 * [_entry(data[0])]])
         registry.inject(answer_with(status), lambda seen: "/referrers/" in seen.path)
-        assert await _found(client, registry) == [sha256(data[0]), sha256(data[2])]
+        told = [sha256(data[0]), sha256(data[2]), sha256(_manifest(3))]
+        assert await _found(client, registry) == told
 
 
 async def test_a_page_for_people_is_no_api() -> None:
