@@ -197,22 +197,25 @@ class Comparison:
         wrong = Wrong(blob, provenance.artifact, repository, verdict.fault)
         await means.verdicts.condemn(wrong, means.clock.wall_ns())
         await means.blame(blob, view, f"an index of it from elsewhere was wrong: {verdict.fault}")
+        origin = next(iter(means.catalog.origins(blob)), None)
+        job = None
+        if verdict.bytes_right and origin is not None:
+            job = means.ingest.start_index(origin, view)  # who wants to mount it waits for that
+        means.shelf.drop(blob)
+        means.mounts.metadata.drop(blob.hex)
         instances = [m for m in means.mounts.of_view(view) if m.layer == blob and not m.suspect]
         await asyncio.to_thread(means.mounts.mark_suspect, instances)
-        origin = next(iter(means.catalog.origins(blob)), None)
-        means.mounts.metadata.drop(blob.hex)
-        if verdict.bytes_right and origin is not None:
-            try:
-                await self._rebuild(origin, view)
-            except EmberError as error:
-                log.error("layer %s has no index any more: %s", blob, error)
-                means.shelf.drop(blob)
-            return
-        kept = await means.discards.discard(Layer(blob, view, view, index.blob_bytes))
-        if kept:  # who reads it goes on; for anybody new there is nothing to mount
-            log.error("what was here of layer %s is nobody else's: %s", blob, kept)
-            await means.views.disown(view)
-            means.shelf.drop(blob)
+        if job is not None:
+            await means.ingest.wait(job, REBUILD_S)
+        elif not verdict.bytes_right:
+            await self._without_bytes(Layer(blob, view, view, index.blob_bytes))
+
+    async def _without_bytes(self, layer: Layer) -> None:
+        """The view itself is wrong: whoever reads it goes on, and nobody else comes to it."""
+        kept = await self._means.discards.discard(layer)
+        if kept:
+            log.error("what was here of layer %s is nobody else's: %s", layer.blob, kept)
+            await self._means.views.disown(layer.diff_id)
 
     async def _rebuild(self, origin: BlobRef, view: Digest) -> None:
         job = self._means.ingest.start_index(origin, view)

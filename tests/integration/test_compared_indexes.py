@@ -34,8 +34,10 @@ def unsigned(found: Found, case: ImageCase, change: Change = bytes) -> str:
 
 
 def origins(found: Found, reference: str) -> list[tuple[str, bool]]:
+    """Who made the index of each layer that has one, and whether it was compared."""
     layers = found.scene.node.image(reference)["layers"]
-    return [(one["index_from"]["origin"], one["index_from"]["compared"]) for one in layers]
+    those = [layer["index_from"] for layer in layers if layer["index_from"]]
+    return [(one["origin"], one["compared"]) for one in those]
 
 
 def complete(found: Found) -> None:
