@@ -13,6 +13,7 @@ from snapshotter.clock import Clock
 from snapshotter.config import Config
 from snapshotter.content import Digest
 from snapshotter.daemon.groundwork import Groundwork
+from snapshotter.daemon.pushing import RegistryPublisher
 from snapshotter.daemon.undo import Undo
 from snapshotter.imagefs.arrivals import Arrivals
 from snapshotter.imagefs.catalog import Catalog
@@ -23,6 +24,7 @@ from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.layer_mounts import LayerMounts
 from snapshotter.imagefs.lookup import Lookup
 from snapshotter.imagefs.removal import Remover
+from snapshotter.imagefs.sharing import Sharing
 from snapshotter.imagefs.trust import Trust
 from snapshotter.imagefs.verdicts import Verdicts
 from snapshotter.imagefs.views import Views
@@ -73,13 +75,31 @@ async def open_indexes(
         )
         undo.later(lookup.close)
 
+    shared: list[Callable[[Digest], object]] = []
+
     def built(blob: Digest) -> None:
         foreign = not shelf.provenance(blob).own
         shelf.renewed(blob)
         if foreign:
             mounts.metadata.drop(blob.hex)
+        for tell in shared:
+            tell(blob)
 
     ingest.on_indexed = built
+    if settings.push:
+        publisher = RegistryPublisher(ground.registry, settings.sign_key, trust.keys, clock)
+        sharing = Sharing(
+            ground.catalog,
+            shelf,
+            ingest,
+            verdicts,
+            publisher,
+            clock,
+            lambda outcome: metrics.index_pushes.labels(outcome).inc(),
+        )
+        shared.append(sharing.built)
+        sharing.start()
+        undo.later(sharing.stop)
     foreign = ForeignIndexes(ground.catalog, shelf, trust, lookup)
     return Indexes(trust, verdicts, arrivals, lookup, foreign)
 

@@ -10,19 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from snapshotter.clock import Clock
 from snapshotter.content import Digest
 from snapshotter.errors import EmberError, UnavailableError
-from snapshotter.image.index import LayerIndex
 from snapshotter.image.windows import WINDOWS_SUFFIX
 from snapshotter.imagefs.catalog import Catalog, Image
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.provenance import Origin
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.verdicts import Verdicts
+from snapshotter.indexes.publish import LocalIndex
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +29,11 @@ WAITING = 1024
 POLL_S = 2.0
 WAITS_S = (60.0, 300.0, 1500.0)
 
-Indexed = tuple[LayerIndex, Path | None]
-"""An index and its windows file, None where it needs none."""
-
 
 class Publisher(Protocol):
     """Registries (daemon/pushing.py)."""
 
-    async def publish(self, repository: str, image: Digest, indexes: Sequence[Indexed]) -> bool:
+    async def publish(self, repository: str, image: Digest, indexes: Sequence[LocalIndex]) -> bool:
         """Have an artifact of ``indexes`` beside the image; False if one is there already.
 
         UnavailableError may pass; any other EmberError will not.
@@ -136,16 +132,16 @@ class Sharing:
             how = "are pushed to" if new else "lie already in"
             log.info("the indexes of %s %s %s", _name(image), how, repository)
 
-    def _own(self, image: Image) -> list[Indexed] | None:
+    def _own(self, image: Image) -> list[LocalIndex] | None:
         """The indexes of all layers, if this node has built every one."""
-        found: dict[Digest, Indexed] = {}
+        found: dict[Digest, LocalIndex] = {}
         for layer in image.layers:
             index = self._shelf.get(layer.blob)
             origin = self._shelf.provenance(layer.blob).origin
             if index is None or origin is not Origin.HERE or index.diff_id != layer.diff_id:
                 return None
             windows = self._shelf.path(layer.blob).with_suffix(WINDOWS_SUFFIX)
-            found[layer.blob] = (index, windows if index.windows_bytes else None)
+            found[layer.blob] = LocalIndex(index, windows if index.windows_bytes else None)
         return list(found.values()) or None
 
     def _again(self, image: Image, tries: int) -> None:
