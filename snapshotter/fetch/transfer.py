@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +40,6 @@ from snapshotter.fetch.tally import Ledger
 from snapshotter.fetch.windows import WindowLostError
 from snapshotter.image.decode import Decoder, Span, plan
 from snapshotter.tiers.tier import Tier
-
-log = logging.getLogger(__name__)
 
 _AHEAD_BYTES = 1024 * 1024
 _BATCH_BYTES = 256 * 1024
@@ -106,10 +103,10 @@ class Transfer:
                 await self._range(tier, *await self._begin(tier, source, blob, span))
             except WindowLostError as error:
                 decoder = await offload(self._crew.demand_pool, nearest_before, source.index, span)
-                log.error(
-                    "layer %s is read from compressed byte %d on instead of %d, for want of a"
-                    " window of its index: %s",
-                    *(source.index.layer, decoder.in_offset, span.in_offset, error),
+                self._crew.windows.complain(
+                    source.index.layer,
+                    f"is read from compressed byte {decoder.in_offset} on instead of"
+                    f" {span.in_offset}, for want of a window of its index: {error}",
                 )
                 await self._range(tier, decoder, self._read(tier, blob, decoder.span))
 

@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from snapshotter.chunks.offload import offload, over
 from snapshotter.clock import Clock
@@ -35,6 +36,8 @@ from snapshotter.image.index import Checkpoint, LayerIndex
 from snapshotter.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
+
+V = TypeVar("V")
 
 GAP_BYTES = 16 * 1024
 WHOLE_BYTES = 64 * 1024
@@ -101,12 +104,21 @@ class Windows:
         self._remembered: OrderedDict[tuple[Digest, int], bytes] = OrderedDict()
         self._remembered_bytes = 0
         self._failures: OrderedDict[Digest, int] = OrderedDict()
+        self._complained: OrderedDict[Digest, float] = OrderedDict()
         self._given_up: OrderedDict[Digest, tuple[float, str]] = OrderedDict()
 
     def is_vain(self, source: LayerSource) -> bool:
         """Whether have() would ask nobody just now: they have been asked, in vain."""
         until_s, _ = self._given_up.get(source.index.layer, (0.0, ""))
         return self._clock.monotonic_s() < until_s
+
+    def complain(self, layer: Digest, fault: str) -> None:
+        """Name what it costs that a window is lost: once in a while for each layer."""
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._complained.get(layer, now_s):
+            log.error("layer %s %s", layer, fault)
+            self._complained[layer] = now_s + GIVEN_UP_S
+            _bound(self._complained)
 
     async def have(
         self, source: LayerSource, point: Checkpoint, ledger: Ledger, *, demand: bool
@@ -317,6 +329,6 @@ def _take(
     return found, unkept
 
 
-def _bound(kept: OrderedDict[Digest, int] | OrderedDict[Digest, tuple[float, str]]) -> None:
+def _bound(kept: OrderedDict[Digest, V]) -> None:
     while len(kept) > _LAYERS:
         kept.popitem(last=False)

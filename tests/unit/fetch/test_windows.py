@@ -211,6 +211,7 @@ async def test_without_the_blob_the_nearest_place_before_is_used_and_named(
     asked = len(scene.asked(scene.digest))
     assert await scene.reads_right(390_000)
     assert len(scene.asked(scene.digest)) == asked  # for a while nobody is asked again
+    assert caplog.text.count("instead of") == 1  # nor told
 
 
 async def test_a_blob_of_another_length_is_not_asked_for(
