@@ -24,7 +24,10 @@ ROWS = re.compile(r"^\| (`.*?) \|", re.MULTILINE)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
-def test_every_command_that_a_page_calls_can_be_called(path: Path, place: Place) -> None:
+def test_every_command_that_a_page_calls_can_be_called(
+    path: Path, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # what is made, is made there
     for call in calls(path):
         words = [PLACEHOLDERS.get(word, word) for word in shlex.split(re.sub(r"[\[\]&]", "", call))]
         if words[1] == "serve":
