@@ -20,7 +20,6 @@ from snapshotter.content import Digest, Extent
 from snapshotter.errors import DeadlineError, EmberError, NotFoundError, UnavailableError
 from snapshotter.fetch.board import Waiter
 from snapshotter.fetch.crew import Crew
-from snapshotter.fetch.deadlines import Deadlines
 from snapshotter.fetch.fill import Fill, Speed
 from snapshotter.fetch.lane import Lane
 from snapshotter.fetch.limits import RoadLimits
@@ -84,7 +83,6 @@ class Road:
         jobs.labels("queued").set_function(lambda: slots.queued)
         self._lanes: dict[Digest, Lane] = {}
         self._ledgers: dict[Digest, Ledger] = {}
-        self._deadlines = Deadlines(self._clock)
         self._closed = False
 
     async def ensure(
@@ -180,7 +178,6 @@ class Road:
         self._closed = True
         for view_id in list(self._lanes):
             await self.stop(view_id)
-        self._deadlines.close()
         for pool in self._pools:
             await asyncio.to_thread(pool.shutdown)
 
@@ -218,7 +215,7 @@ class Road:
             why = lane.reasons(waiter)
             waiter.fail(DeadlineError(f"{what} could not be had in {allowed_s:g} s: {why}"))
 
-        deadline = self._deadlines.add(allowed_s, expire)
+        deadline = self._clock.call_later(allowed_s, expire)
         try:
             await waiter.served()
         finally:

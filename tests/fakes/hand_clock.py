@@ -5,6 +5,17 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections.abc import Callable
+
+from snapshotter.clock import Timer
+
+
+class _HandTimer:
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self._future = future
+
+    def cancel(self) -> None:
+        self._future.cancel()
 
 
 class HandClock:
@@ -33,6 +44,12 @@ class HandClock:
         future = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self.now_s + duration_s, next(self._order), future))
         await future
+
+    def call_later(self, after_s: float, callback: Callable[[], object]) -> Timer:
+        future = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda future: future.cancelled() or callback())
+        heapq.heappush(self._sleepers, (self.now_s + max(0.0, after_s), next(self._order), future))
+        return _HandTimer(future)
 
     async def advance(self, duration_s: float) -> None:
         """Let ``duration_s`` pass, waking each sleeper at its time."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+
+from snapshotter.clock import Timer
 
 
 class ShortClock:
@@ -17,3 +20,6 @@ class ShortClock:
 
     async def sleep(self, duration_s: float) -> None:
         await asyncio.sleep(duration_s / 10)
+
+    def call_later(self, after_s: float, callback: Callable[[], object]) -> Timer:
+        return asyncio.get_running_loop().call_later(after_s, callback)

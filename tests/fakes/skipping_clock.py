@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+from snapshotter.clock import Timer
 
 
 class SkippingClock:
@@ -22,3 +25,6 @@ class SkippingClock:
         self.slept.append(duration_s)
         self.now_s += duration_s
         await asyncio.sleep(0)
+
+    def call_later(self, after_s: float, callback: Callable[[], object]) -> Timer:
+        return asyncio.get_running_loop().call_later(after_s, callback)
