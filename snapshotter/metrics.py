@@ -53,6 +53,11 @@ class Metrics:
             ["purpose"],
             registry=self.registry,
         )
+        self.hedged_reads = Counter(
+            "ember_hedged_reads",
+            "Ranged reads that were slow and were asked for a second time",
+            registry=self.registry,
+        )
         self.jobs = Gauge(
             "ember_jobs",
             "Fetches of the road that run or are queued for a slot just now",

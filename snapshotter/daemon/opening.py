@@ -42,6 +42,7 @@ from snapshotter.rpc.forgotten import Forgotten
 from snapshotter.rpc.server import RpcServer
 from snapshotter.snapshots import records
 from snapshotter.snapshots.database import Database
+from snapshotter.tiers.hedged import HedgedTier
 from snapshotter.tiers.registry import RegistryTier
 
 log = logging.getLogger(__name__)
@@ -212,10 +213,17 @@ def open_road(
     undo: Undo,
 ) -> Road:
     """The one road."""
+    origin = HedgedTier(
+        RegistryTier(registry),
+        RegistryTier(registry, elsewhere=True),
+        clock,
+        lagging=registry.lagging,
+        again=metrics.hedged_reads.inc,
+    )
     road = Road(
         store,
         shelf,
-        [RegistryTier(registry)],
+        [origin],
         limits=road_limits(config),
         clock=clock,
         metrics=metrics,

@@ -187,16 +187,19 @@ class RegistryClient:
 
         await retrying(once, self._clock, self._patience)
 
-    async def read(self, blob: BlobRef, extent: Extent) -> AsyncGenerator[bytes, None]:
+    async def read(
+        self, blob: BlobRef, extent: Extent, *, elsewhere: bool = False
+    ) -> AsyncGenerator[bytes, None]:
         """Exactly the bytes of ``extent``, or an error, perhaps after some of them.
 
         Raises RangeUnsupportedError if no host serves ranges, CorruptError if one lies about the
         range, NotFoundError, UnauthorizedError, UnavailableError (BusyError, DeadlineError).
-        Close the iterator (`contextlib.aclosing`) if it is not read to its end.
+        Close the iterator (`contextlib.aclosing`) if it is not read to its end. ``elsewhere``: such
+        a read is under way and slow, so the host that comes first comes last.
         """
         if extent.length <= 0:
             return
-        response = await self.open_blob(blob, extent)
+        response = await self.open_blob(blob, extent, elsewhere=elsewhere)
         try:
             async with aclosing(exactly(response, extent.length, name_of(blob))) as chunks:
                 async for chunk in chunks:
@@ -221,7 +224,18 @@ class RegistryClient:
         if host is not None:
             self.asker.book.suspect(blob.repository, blob.digest, host)
 
-    async def open_blob(self, blob: BlobRef, extent: Extent | None) -> Response:
+    def lagging(self, blob: BlobRef) -> None:
+        """The host that comes first for ``blob`` is silent: others, if there are any, come first
+        now."""
+        registry, repository = split_name(blob.repository)
+        hosts = self.asker.book.for_blob(registry, repository, blob.digest)
+        able = self._ranged(hosts, repository, blob)
+        if len(able) > 1:
+            self.asker.book.note_failed(able[0])
+
+    async def open_blob(
+        self, blob: BlobRef, extent: Extent | None, *, elsewhere: bool = False
+    ) -> Response:
         """The head of an answer whose body will be ``extent`` (None: all) of ``blob``."""
         registry, repository = split_name(blob.repository)
         hosts = self.asker.book.for_blob(registry, repository, blob.digest)
@@ -230,6 +244,8 @@ class RegistryClient:
         if part is not None:
             headers["Range"] = f"bytes={part.offset}-{part.end - 1}"
             hosts = self._ranged(hosts, repository, blob)
+        if elsewhere:
+            hosts = hosts[1:] + hosts[:1]
 
         async def open_at(host: Host) -> Response:
             request = request_at(host, registry, repository, f"blobs/{blob.digest}", headers)

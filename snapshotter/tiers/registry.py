@@ -14,8 +14,13 @@ from snapshotter.content import BlobRef, Extent
 class RangeReader(Protocol):
     """What is needed of a registry client; errors as Tier has them."""
 
-    def read(self, blob: BlobRef, extent: Extent) -> AsyncGenerator[bytes, None]:
-        """Exactly the bytes of ``extent``, or an error."""
+    def read(
+        self, blob: BlobRef, extent: Extent, *, elsewhere: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        """Exactly the bytes of ``extent``, or an error.
+
+        ``elsewhere``: the host that would be asked first is asked last.
+        """
         ...
 
     def stream(self, blob: BlobRef) -> AsyncGenerator[bytes, None]:
@@ -32,12 +37,13 @@ class RegistryTier:
 
     name = "registry"
 
-    def __init__(self, reader: RangeReader) -> None:
+    def __init__(self, reader: RangeReader, *, elsewhere: bool = False) -> None:
         self._reader = reader
+        self._elsewhere = elsewhere
 
     def read(self, blob: BlobRef, extent: Extent, *, demand: bool) -> AsyncGenerator[bytes, None]:
         del demand
-        return self._reader.read(blob, extent)
+        return self._reader.read(blob, extent, elsewhere=self._elsewhere)
 
     def stream(self, blob: BlobRef, *, demand: bool) -> AsyncGenerator[bytes, None]:
         del demand

@@ -6,9 +6,11 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
+from snapshotter.clock import SystemClock
 from snapshotter.content import BlobRef, Digest, Extent
 from snapshotter.errors import (
     BusyError,
@@ -19,11 +21,13 @@ from snapshotter.errors import (
     UnavailableError,
 )
 from snapshotter.tiers.guarded import guarded
+from snapshotter.tiers.hedged import HedgedTier
+from snapshotter.tiers.latency import HedgeLimits
 from snapshotter.tiers.registry import RegistryTier
 from snapshotter.tiers.tier import Tier
 from tests.fakes.clients import registry_client, registry_with
 from tests.fakes.http_server import Answer, Seen
-from tests.fakes.registry import answer_with, cut, is_blob, is_range
+from tests.fakes.registry import FakeRegistry, answer_with, cut, is_blob, is_range
 from tests.fakes.tier import FakeTier
 
 DATA = random.Random(11).randbytes(200_000)
@@ -50,29 +54,29 @@ async def fake() -> AsyncIterator[Subject]:
     yield Subject(tier, blob, spoil, lambda: tier.open_reads)
 
 
+def spoil_registry(server: FakeRegistry, way: str) -> None:
+    def whole(seen: Seen, answer: Answer) -> Answer:
+        answer.status, answer.body = 200, DATA
+        answer.set("Content-Range", None)
+        return answer
+
+    server.heal()
+    if way == "busy":
+        server.inject(answer_with(429, ("Retry-After", "7")), is_blob)
+    elif way == "unavailable":
+        server.inject(answer_with(503), is_blob)
+    elif way == "missing":
+        server.inject(answer_with(404), is_blob)
+    elif way == "rangeless":
+        server.inject(whole, is_range)
+    elif way == "short":
+        server.inject(cut(1000), is_blob)
+
+
 @asynccontextmanager
 async def registry() -> AsyncIterator[Subject]:
     async with registry_with(DATA) as (server, blob), registry_client() as client:
-
-        def spoil(way: str) -> None:
-            server.heal()
-            if way == "busy":
-                server.inject(answer_with(429, ("Retry-After", "7")), is_blob)
-            elif way == "unavailable":
-                server.inject(answer_with(503), is_blob)
-            elif way == "missing":
-                server.inject(answer_with(404), is_blob)
-            elif way == "rangeless":
-                server.inject(whole, is_range)
-            elif way == "short":
-                server.inject(cut(1000), is_blob)
-
-        def whole(seen: Seen, answer: Answer) -> Answer:
-            answer.status, answer.body = 200, DATA
-            answer.set("Content-Range", None)
-            return answer
-
-        yield Subject(RegistryTier(client), blob, spoil, lambda: 0)
+        yield Subject(RegistryTier(client), blob, partial(spoil_registry, server), lambda: 0)
 
 
 @asynccontextmanager
@@ -89,11 +93,37 @@ async def guarded_registry() -> AsyncIterator[Subject]:
         yield subject
 
 
+@asynccontextmanager
+async def hedged_fake() -> AsyncIterator[Subject]:
+    async with fake() as subject:
+        subject.tier = guarded(hedged(subject.tier, subject.tier))
+        yield subject
+
+
+@asynccontextmanager
+async def hedged_registry() -> AsyncIterator[Subject]:
+    """Every read is asked for twice, unless it is very fast."""
+    async with registry_with(DATA) as (server, blob), registry_client() as client:
+        yield Subject(
+            hedged(RegistryTier(client), RegistryTier(client, elsewhere=True)),
+            blob,
+            partial(spoil_registry, server),
+            lambda: 0,
+        )
+
+
+def hedged(tier: Tier, elsewhere: Tier) -> Tier:
+    limits = HedgeLimits(unknown_s=0.0001, floor_s=0.0001, piece_floor_s=0.0001, ceiling_s=0.0001)
+    return HedgedTier(tier, elsewhere, SystemClock(), limits)
+
+
 SUBJECTS: list[Callable[[], AbstractAsyncContextManager[Subject]]] = [
     fake,
     registry,
     guarded_fake,
     guarded_registry,
+    hedged_fake,
+    hedged_registry,
 ]
 
 

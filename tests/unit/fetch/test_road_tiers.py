@@ -7,7 +7,10 @@ import random
 
 import pytest
 
+from snapshotter.clock import SystemClock
 from snapshotter.errors import DeadlineError
+from snapshotter.tiers.hedged import HedgedTier
+from snapshotter.tiers.latency import HedgeLimits
 from tests.fakes.hand_clock import HandClock
 from tests.fakes.tier import FakeTier, SeededFaults
 from tests.unit.fetch.conftest import QUICK, Bench, until
@@ -196,3 +199,21 @@ async def test_what_came_before_a_tier_broke_off_is_kept(bench: Bench) -> None:
     again = [ask.extent for ask in bench.tier.asked if ask.extent is not None]
     assert again[0].offset == 0
     assert again[1].offset >= 90_000
+
+
+@pytest.mark.parametrize("demand", [True, False])
+async def test_who_joins_a_fetch_that_hangs_waits_for_one_second_ask(
+    bench: Bench, demand: bool
+) -> None:
+    await bench.close()
+    limits = HedgeLimits(unknown_s=0.02, piece_floor_s=0.02, floor_s=0.02)
+    clock = SystemClock()
+    await bench.open(stall_s=60.0, wrap=lambda tier: HedgedTier(tier, tier, clock, limits))
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    bench.tier.script = ["hang"]
+    first = asyncio.create_task(bench.read(view, 0, 60_000, demand=demand))
+    await until(lambda: bench.tier.sent_bytes >= 40_000)
+    assert await bench.read(view, 41_000, 4000) == PLAIN[41_000:45_000]
+    assert await first == PLAIN[:60_000]
+    assert len(bench.tier.asked) == 2
+    await until(lambda: bench.tier.open_reads == 0)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
+from snapshotter.clock import SystemClock
 from snapshotter.content import Extent
 from snapshotter.errors import (
     NotFoundError,
     UnavailableError,
 )
+from snapshotter.oci.transport import TransportLimits
+from snapshotter.tiers.hedged import HedgedTier
+from snapshotter.tiers.latency import HedgeLimits
+from snapshotter.tiers.registry import RegistryTier
 from tests.fakes.clients import read, registry_client, registry_with, stream
 from tests.fakes.http_server import Answer
 from tests.fakes.registry import (
@@ -154,3 +160,27 @@ async def test_a_stream_that_breaks_at_the_mirror_goes_on_at_the_registry(tmp_pa
             assert await stream(client, blob) == DATA
         assert len(mirror.seen) == 1
         assert registry.seen[0].headers["range"] == "bytes=100000-299999"
+
+
+async def test_ranged_reads_at_a_silent_mirror_cost_one_delay_and_then_none(
+    tmp_path: Path,
+) -> None:
+    async with registry_with(DATA) as (registry, blob), FakeRegistry() as mirror:
+        mirror.add_blob("team/app", DATA)
+        mirror.inject(cut(-1, "hang"))
+        certs = two_hosts(tmp_path, mirror, registry)
+        async with registry_client(certs=certs, limits=TransportLimits()) as client:
+            tier = HedgedTier(
+                RegistryTier(client),
+                RegistryTier(client, elsewhere=True),
+                SystemClock(),
+                HedgeLimits(unknown_s=0.05),
+                lagging=client.lagging,
+            )
+            for number in range(6):
+                pieces = tier.read(blob, Extent(number * 1000, 1000), demand=True)
+                async with aclosing(pieces):
+                    got = b"".join([piece async for piece in pieces])
+                assert got == DATA[number * 1000 : (number + 1) * 1000]
+        assert len(mirror.asked("/blobs/")) == 3
+        assert len(registry.asked("/blobs/")) == 6
