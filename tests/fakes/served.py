@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
 from collections.abc import Iterator
 
 from tests.cases.images import OCI, ImageCase
+from tests.fakes.loop import loop_in_a_thread
 from tests.fakes.registry import FakeRegistry
-from tests.fakes.writable import WritableRegistry
 
 
 @contextlib.contextmanager
 def in_a_thread(registry: FakeRegistry) -> Iterator[None]:
     """Serve for the length of a block."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        asyncio.run_coroutine_threadsafe(registry.start(), loop).result(10)
-        yield
-        asyncio.run_coroutine_threadsafe(registry.stop(), loop).result(10)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
+    with loop_in_a_thread() as wait_for:
+        wait_for(registry.start())
+        try:
+            yield
+        finally:
+            wait_for(registry.stop())
 
 
-def offered(registry: WritableRegistry, case: ImageCase, tag: str = "1") -> str:
+def offered(registry: FakeRegistry, case: ImageCase, tag: str = "1") -> str:
     """Have the image in the registry; its reference."""
     for content in case.contents:
         registry.add_blob(case.repository, content)

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
+from snapshotter.image import index_layout
 from snapshotter.image.index import LayerIndex
+from snapshotter.image.index_layout import HEADER_BYTES
 from snapshotter.indexes.artifact import ARTIFACT_TYPE, PLAIN_DIGEST
 from tests.cases.images import (
     ImageCase,
@@ -363,3 +366,18 @@ def test_an_interrupted_build_leaves_nothing_half(
     assert "Traceback" not in err
     left = {path.name for path in quick.cache.iterdir()}
     assert not [name for name in left if ".tmp-" in name or CASE.stored[0][7:] in name]
+
+
+def test_a_lie_that_was_signed_is_found_by_looking_deep(quick: Ci) -> None:
+    reference = offered(quick.registry, CASE)
+    quick.told("build", reference, "--output", str(quick.home / "out"))
+    path = quick.cache / f"{CASE.stored[0][7:]}.idx"
+    data = path.read_bytes()
+    header, body = index_layout.unpack_header(data, "it"), bytearray(data[HEADER_BYTES:])
+    body[0] ^= 1  # a digest of the first chunk that is not its
+    path.write_bytes(replace(header, body_digest=blake3(body).digest()).pack() + body)
+    assert quick.ways(quick.build(reference)) == ["cached"] * 3
+    assert quick.told("verify", reference, "--key", quick.public)["ok"]
+    result = quick.ember("verify", reference, "--key", quick.public, "--deep")
+    assert result.exit_code == 1
+    assert f"layer {CASE.stored[0]} is not what it says: the digest of chunk 0" in result.stderr

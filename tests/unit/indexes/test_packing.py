@@ -49,7 +49,7 @@ def test_anything_else_is_refused(packed: bytes, reason: str) -> None:
 
 
 def test_a_bomb_ends_at_the_promised_length() -> None:
-    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(256 * 1024**2))
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(64 * 1024**2))
     taken = 0
 
     def count(data: bytes) -> None:

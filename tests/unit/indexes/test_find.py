@@ -1,0 +1,158 @@
+"""Finding and fetching: what is signed is found among what is not, and lies are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from snapshotter.errors import CorruptError, EmberError, RefusedError, UnavailableError
+from snapshotter.image.index import LayerIndex
+from snapshotter.indexes.artifact import ARTIFACT_TYPE
+from snapshotter.indexes.fetched import fetch_into
+from snapshotter.indexes.find import CANDIDATE_LIMIT, find
+from snapshotter.indexes.keys import Keyring
+from snapshotter.oci.documents import OCI_MANIFEST
+from tests.fakes.registry import answer_with, cut, flip, sha256
+from tests.unit.indexes.scenes import CASE, KEY, RING, Scene, build_into, new_key, scene
+
+
+def _other_artifact(scene: Scene, number: int, **more: object) -> None:
+    """An artifact of the same type and image, and no good."""
+    assert scene.published is not None
+    found = scene.registry.repository(CASE.repository)
+    document = json.loads(found.manifests[str(scene.published.digest)][0])
+    document.update({"annotations": {"number": str(number)}, **more})
+    data = json.dumps(document).encode()
+    manifests = found.manifests
+    found.manifests = {str(sha256(data)): (data, OCI_MANIFEST), **manifests}
+
+
+async def test_nothing_is_found_of_an_image_that_nobody_indexed(tmp_path: Path) -> None:
+    async with scene(tmp_path, key=None) as bed:
+        findings = await find(bed.client, bed.pinned, RING)
+        assert (findings.found, findings.refused, findings.signed) == ((), (), None)
+
+
+@pytest.mark.parametrize("api", [True, False])
+async def test_what_a_trusted_key_signed_is_found(tmp_path: Path, api: bool) -> None:
+    async with scene(tmp_path, api=api) as bed:
+        findings = await find(bed.client, bed.pinned, RING)
+        assert findings.signed is not None and bed.published is not None
+        assert findings.signed.key_id == KEY.key_id
+        assert findings.signed.digest == bed.published.digest
+        assert findings.signed.artifact == bed.published.artifact
+
+
+async def test_it_is_found_among_artifacts_that_are_no_good(tmp_path: Path) -> None:
+    async with scene(tmp_path) as bed:
+        for number in range(3):
+            _other_artifact(bed, number, artifactType=ARTIFACT_TYPE)
+        findings = await find(bed.client, bed.pinned, RING)
+        assert findings.signed is not None
+        assert len(findings.refused) == 3
+        assert all("dev.ember.platform" in reason for reason in findings.refused)
+
+
+async def test_the_search_among_them_ends(tmp_path: Path) -> None:
+    async with scene(tmp_path) as bed:
+        for number in range(CANDIDATE_LIMIT + 5):
+            _other_artifact(bed, number)
+        bed.registry.seen.clear()
+        findings = await find(bed.client, bed.pinned, RING)
+        assert findings.signed is None
+        assert len(bed.registry.asked("/manifests/")) == CANDIDATE_LIMIT
+
+
+async def test_strangers_signatures_are_told_of(tmp_path: Path) -> None:
+    async with scene(tmp_path, key=new_key()) as bed:
+        findings = await find(bed.client, bed.pinned, RING)
+        assert findings.signed is None
+        assert "no key that is trusted here" in findings.reasons
+        assert (await find(bed.client, bed.pinned, Keyring({}))).signed is None
+
+
+async def test_the_trusted_one_of_two_builders_is_taken(tmp_path: Path) -> None:
+    async with scene(tmp_path, key=new_key()) as bed:
+        await build_into(bed.client, bed.image, tmp_path / "cache", [])
+        findings = await find(bed.client, bed.pinned, RING, every=True)
+        assert len(findings.found) == 2
+        assert findings.found[0].key_id == KEY.key_id
+        assert findings.found[1].key_id is None
+
+
+async def test_a_signature_that_is_gone_is_no_signature(tmp_path: Path) -> None:
+    async with scene(tmp_path) as bed:
+        assert bed.published is not None and bed.published.artifact.envelope is not None
+        envelope = str(bed.published.artifact.envelope.digest)
+        bed.registry.inject(answer_with(404), lambda seen: envelope in seen.target)
+        findings = await find(bed.client, bed.pinned, RING)
+        assert findings.signed is None
+        assert envelope in findings.reasons
+
+
+async def test_a_registry_in_trouble_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    async with scene(tmp_path) as bed:
+        bed.registry.inject(answer_with(500), lambda seen: "/manifests/" in seen.path)
+        with pytest.raises(UnavailableError):
+            await find(bed.client, bed.pinned, RING)
+
+
+async def _fetch(bed: Scene, number: int = 0) -> Path:
+    found = (await find(bed.client, bed.pinned, RING)).signed
+    assert found is not None
+    layer = bed.image.layers[number]
+    entry = found.artifact.layer(layer.digest)
+    assert entry is not None
+    target = bed.directory / "fetched"
+    target.mkdir(exist_ok=True)
+    return await fetch_into(bed.client, found, entry, layer.size, target)
+
+
+async def test_what_is_fetched_is_what_was_built(tmp_path: Path) -> None:
+    async with scene(tmp_path) as bed:
+        path = await _fetch(bed)
+        built = tmp_path / "cache" / path.name
+        for suffix in (".idx", ".win"):
+            assert path.with_suffix(suffix).read_bytes() == built.with_suffix(suffix).read_bytes()
+        assert LayerIndex.open(path).layer == bed.image.layers[0].digest
+
+
+@pytest.mark.parametrize("blob", ["packed", "windows"])
+async def test_lying_blobs_leave_nothing_behind(tmp_path: Path, blob: str) -> None:
+    async with scene(tmp_path) as bed:
+        assert bed.published is not None
+        content = getattr(bed.published.artifact.layers[0], blob)
+        named = str(content.digest)
+        for change in (flip(20), cut(15), answer_with(404)):
+            bed.registry.heal()
+            bed.registry.inject(change, lambda seen: named in seen.target)
+            with pytest.raises(EmberError):
+                await _fetch(bed)
+            assert list((tmp_path / "fetched").iterdir()) == []
+
+
+async def test_a_signed_index_of_another_layer_is_still_refused(tmp_path: Path) -> None:
+    """Trust is not enough: a signer may err, and the node must not fall."""
+    async with scene(tmp_path) as bed:
+        found = (await find(bed.client, bed.pinned, RING)).signed
+        assert found is not None
+        entry = found.artifact.layers[0]
+        target = tmp_path / "fetched"
+        target.mkdir()
+        with pytest.raises(RefusedError, match="length of the layer"):
+            await fetch_into(bed.client, found, entry, 17, target)
+        assert list(target.iterdir()) == []
+
+
+async def test_bytes_that_are_not_those_that_were_promised_are_named(tmp_path: Path) -> None:
+    async with scene(tmp_path) as bed:
+        assert bed.published is not None
+        first, second = bed.published.artifact.layers
+        blobs = bed.registry.repository(CASE.repository).blobs
+        blobs[str(first.packed.digest)] = blobs[str(second.packed.digest)].ljust(
+            first.packed.size_bytes, b"\0"
+        )
+        with pytest.raises(CorruptError, match=f"index of layer {first.layer}"):
+            await _fetch(bed)
