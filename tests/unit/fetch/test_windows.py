@@ -23,7 +23,7 @@ from tests.unit.fetch.conftest import Bench, until
 from tests.unit.fetch.forms import PLAIN
 from tests.unit.image.layers import member, sha256
 
-BLOB = member(PLAIN, memory_level=1)
+BLOB = member(PLAIN, memory_level=4)
 
 
 class Scene:
@@ -128,7 +128,7 @@ async def test_a_torn_window_is_fetched_again(scene: Scene) -> None:
 async def test_neighbours_that_are_wanted_at_once_come_in_one_range(scene: Scene) -> None:
     windows, (source,) = scene.bench.road._crew.windows, scene.bench.layers.sources[scene.view]
     ledger = scene.bench.road._ledger(scene.view)
-    points = [scene.index.checkpoint(number) for number in (3, 5, 4, 20, 3)]
+    points = [scene.index.checkpoint(number) for number in (3, 5, 4, 15, 3)]
     got = await asyncio.gather(
         *(windows.have(source, point, ledger, demand=True) for point in points)
     )
@@ -136,7 +136,7 @@ async def test_neighbours_that_are_wanted_at_once_come_in_one_range(scene: Scene
         assert scene.index.is_window(point, stored)
     first, last = scene.index.checkpoint(3), scene.index.checkpoint(5)
     end = last.window_offset + last.window_stored_bytes
-    far = scene.index.checkpoint(20)
+    far = scene.index.checkpoint(15)
     assert scene.asked(scene.digest) == [
         Extent(first.window_offset, end - first.window_offset),
         Extent(far.window_offset, far.window_stored_bytes),
@@ -164,7 +164,7 @@ async def test_what_a_range_on_its_way_has_is_not_asked_for_again(scene: Scene) 
 
 async def test_a_small_windows_file_comes_whole(bench: Bench) -> None:
     plain = PLAIN[:60_000]
-    scene = Scene(bench, plain, member(plain, memory_level=1))
+    scene = Scene(bench, plain, member(plain, memory_level=4))
     assert len(scene.data) <= rules.WHOLE_BYTES
     assert await scene.reads_right(20_000)
     assert await scene.reads_right(50_000)

@@ -38,7 +38,7 @@ PLAINS = [plain for case in (*in_one_layer(), *of_several_layers()) for plain in
 PLAIN = layer(
     directory(b"d"), file(b"d/f", b"x" * 700), file(b"d/g", text(90_000)), file(b"d/.wh.gone", b"")
 )
-BLOB = member(PLAIN, memory_level=1)
+BLOB = member(PLAIN, memory_level=4)
 
 
 def made(blob: bytes, plain: bytes, folder: Path) -> LayerIndex:
