@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -160,6 +161,36 @@ class View:
         finally:
             self.settle()
 
+    def lend(self) -> AbstractAsyncContextManager[BulkBuffer]:
+        """An aligned buffer for the length of a block, for `write_laid_out`; waits for one."""
+        return self._services.bulk.buffers().take()
+
+    async def write_laid_out(self, first: int, count: int, buffer: BulkBuffer) -> int:
+        """As write_run without demand, of ``count`` chunks from the start of a lent ``buffer``."""
+        numbers, size = range(first, first + count), self.chunk_bytes
+        places = [(number - first) * size for number in numbers]
+        if self._data.direct_fd < 0 or any(map(self.is_readable, numbers)):
+            parts = [
+                buffer.memory[at : at + self.length_of(number)]
+                for number, at in zip(numbers, places, strict=True)
+            ]
+            return await self.write_run(first, parts, demand=False)
+        try:
+            length = await offload(self._services.pool, self._judge, numbers, buffer.memory)
+            await self._write_judged(numbers, buffer, length)
+        finally:
+            self.settle()
+        return count
+
+    def _judge(self, numbers: range, memory: memoryview) -> int:
+        """Verify chunks that lie in ``memory`` from its start; their length in whole blocks."""
+        at = 0
+        for number in numbers:
+            length = self.length_of(number)
+            self.verify(number, memory[at : at + length])
+            at += length
+        return _pad(memory, at)
+
     def when_complete(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` on the loop once the view is complete; at once if it is."""
         if self.complete:
@@ -225,11 +256,16 @@ class View:
     async def _write_gathered(self, first: int, run: Sequence[Bytes], buffer: BulkBuffer) -> None:
         pool = self._services.pool
         length = await offload(pool, self._gather, first, run, buffer.memory)
+        await self._write_judged(range(first, first + len(run)), buffer, length)
+
+    async def _write_judged(self, numbers: range, buffer: BulkBuffer, length: int) -> None:
+        """Write verified chunks, ``length`` bytes in whole blocks, from the start of ``buffer``."""
+        first, count = numbers.start, len(numbers)
         offset = first * self.chunk_bytes
         await self._with_room(partial(self._data.reserve, offset, length), length, demand=False)
-        with self._data.use(), self._durability.landing(first, len(run)):
+        with self._data.use(), self._durability.landing(first, count):
             await self._services.bulk.write(self._data.bulk_fd, buffer, offset, length)
-            self._readable.set(first, len(run))
+            self._readable.set(first, count)
 
     def _gather(self, first: int, run: Sequence[Bytes], memory: memoryview) -> int:
         """Verify every part and lay it out in ``memory``, zeros up to the next block."""
@@ -238,9 +274,7 @@ class View:
             self.verify(number, part)
             memory[at : at + len(part)] = part
             at += len(part)
-        length = padded(at)
-        memory[at:length] = bytes(length - at)
-        return length
+        return _pad(memory, at)
 
     async def _with_room(
         self, step: Callable[[], bool | None], length: int, *, demand: bool
@@ -261,3 +295,10 @@ class View:
         except CorruptError:
             return False
         return True
+
+
+def _pad(memory: memoryview, end: int) -> int:
+    """Zeros behind ``end`` up to the next block; where that is."""
+    length = padded(end)
+    memory[end:length] = bytes(length - end)
+    return length

@@ -34,4 +34,3 @@ class RoadLimits:
     """Unwanted compressed bytes that are fetched rather than asking twice."""
     join_factor: int = 4
     join_bytes: int = 256 * 1024
-    write_run_chunks: int = 16

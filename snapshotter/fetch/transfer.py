@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import islice
 
 from snapshotter.chunks.offload import offload, over
 from snapshotter.chunks.view import View
@@ -23,8 +22,6 @@ from snapshotter.errors import (
     CorruptError,
     EmberError,
     NoSpaceError,
-    NotFoundError,
-    RefusedError,
     restated,
 )
 from snapshotter.fetch.beginning import (
@@ -34,6 +31,7 @@ from snapshotter.fetch.beginning import (
     nearest_before,
 )
 from snapshotter.fetch.crew import Crew
+from snapshotter.fetch.runs import Runs, opened
 from snapshotter.fetch.slots import Ticket
 from snapshotter.fetch.sources import LayerSource
 from snapshotter.fetch.tally import Ledger
@@ -83,7 +81,7 @@ class Transfer:
         self._ticket = ticket
         self._arrived = arrived
         self._is_wanted = is_wanted
-        self._held: list[tuple[int, bytes]] = []
+        self._runs = Runs(view, crew.background_pool, ledger, arrived)
         self._coming: Iterator[tuple[int, bytes]] | None = None
         self._later: list[tuple[int, bytes]] = []
         self._inbox: list[bytes] = []
@@ -116,10 +114,7 @@ class Transfer:
         (span,) = plan(index, range(index.chunk_count))
         decoder = Decoder(index, span)
         self.in_offset = 0
-        try:
-            await self._pump(tier, decoder, tier.stream(blob, demand=self._ticket.demand))
-        finally:
-            self._held.clear()
+        await self._pump(tier, decoder, tier.stream(blob, demand=self._ticket.demand))
 
     async def _begin(
         self, tier: Tier, source: LayerSource, blob: BlobRef, span: Span
@@ -152,7 +147,6 @@ class Transfer:
             decoder.failed = True
             raise
         finally:
-            self._held.clear()
             self._crew.decoders.give(decoder)
 
     async def _pump(self, tier: Tier, decoder: Decoder, pieces: Pieces) -> None:
@@ -163,6 +157,7 @@ class Transfer:
         """
         work: asyncio.Task[None] | None = None
         come = decoder.in_offset
+        self._runs.tier_name = tier.name
         try:
             async with aclosing(pieces):
                 async for piece in pieces:
@@ -187,7 +182,7 @@ class Transfer:
                     await self._crew.slots.give_way(self._ticket, self._crew.limits.yield_most_s)
             if work is not None:
                 await work
-            await self._write_held(tier)
+            await self._runs.flush(decoder)
         except EmberError:
             await self._keep_what_came(tier, decoder, work)
             raise
@@ -196,6 +191,7 @@ class Transfer:
                 work.cancel()
                 await over(work)
                 work = None  # its error comes through this frame
+            await self._runs.drop(decoder)
             self._clear(decoder)
 
     def _is_due(self, decoder: Decoder, come: int) -> bool:
@@ -221,6 +217,9 @@ class Transfer:
         elif self._inbox and not decoder.failed and not decoder.done:
             with contextlib.suppress(EmberError):
                 await self._work(tier, decoder)
+        if not decoder.failed:
+            with contextlib.suppress(EmberError):
+                await self._runs.flush(decoder)
 
     def _clear(self, decoder: Decoder) -> None:
         if self._coming is not None:  # left half-way: the decoder is of no use any more
@@ -233,34 +232,31 @@ class Transfer:
         """Decode and keep what is in the inbox until it is empty."""
         try:
             while True:
-                if self._coming is None or decoder.done:
+                if self._ticket.demand and not self._runs.is_empty:
+                    self._coming = _decode(decoder, await self._runs.hand_over(decoder))
+                if (self._coming is None and not self._runs.is_more) or decoder.done:
                     batch, self._inbox, self._inbox_bytes = self._inbox, [], 0
                     self._taken.set()
                     if batch and not decoder.done:
-                        self._coming = _decode(decoder, batch)
-                if self._coming is None and not self._later:
-                    return
-                if self._ticket.demand:
+                        self._begin_on(decoder, batch)
+                if self._runs.is_more:
+                    await self._runs.step(decoder)
+                elif self._coming is not None or self._later:
                     await self._keep_urgently(tier)
                 else:
-                    await self._gather(tier)
+                    return
         finally:
             self._taken.set()
 
-    async def _gather(self, tier: Tier) -> None:
-        """In the background: some chunks more, written when there are enough for a run."""
-        coming, most = self._coming or iter(()), self._crew.limits.write_run_chunks
-        some = await offload(self._crew.background_pool, lambda: list(islice(coming, most)))
-        if len(some) < most:
-            self._coming = None
-        self._held += some
-        if len(self._held) >= most:
-            await self._write_held(tier)
+    def _begin_on(self, decoder: Decoder, batch: Sequence[bytes]) -> None:
+        """Who waits gets each chunk at once; else whole runs are written past the page cache."""
+        if self._ticket.demand:
+            self._coming = _decode(decoder, batch)
+        else:
+            self._runs.add(batch)
 
     async def _keep_urgently(self, tier: Tier) -> None:
         """For readers: some chunks more, written through the page cache and told of."""
-        if self._held:
-            await self._write_held(tier)
         step = await offload(self._crew.demand_pool, self._step, self._coming or iter(()))
         if step.ended:
             self._coming = None
@@ -313,28 +309,9 @@ class Transfer:
         self._ledger.kept(tier.name, int(fresh), demand=True)
         self._arrived(number)
 
-    async def _write_held(self, tier: Tier) -> None:
-        """Write what a background transfer has gathered, in runs of neighbours."""
-        held, self._held = self._held, []
-        at = 0
-        while at < len(held):
-            first = held[at][0]
-            run = [held[at][1]]
-            while at + len(run) < len(held) and held[at + len(run)][0] == first + len(run):
-                run.append(held[at + len(run)][1])
-            kept = await self._view.write_run(first, run, demand=self._ticket.demand)
-            self._ledger.kept(tier.name, kept, demand=False)
-            for number in range(first, first + len(run)):
-                self._arrived(number)
-            at += len(run)
 
-
-def _decode(decoder: Decoder, batch: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
+def _decode(decoder: Decoder, batch: Sequence[bytes | memoryview]) -> Iterator[tuple[int, bytes]]:
     """The chunks that come out of ``batch``, each as soon as it is whole."""
-    try:
-        decoder.open()
-    except (NotFoundError, RefusedError) as error:
-        decoder.failed = True
-        raise WindowLostError(str(error)) from None
+    opened(decoder)
     for piece in batch:
         yield from decoder.chunks(piece)

@@ -100,6 +100,21 @@ def _join(
     return alone.in_offset <= last.in_end + gap_bytes
 
 
+@dataclass(slots=True)
+class Run:
+    """Whole chunks one behind the other in ``memory``, and perhaps a part of the next one.
+
+    ``memory`` is a multiple of ``chunk_bytes`` long; only a view's last chunk may be shorter.
+    """
+
+    memory: memoryview
+    chunk_bytes: int
+    first: int = 0
+    count: int = 0
+    filled_bytes: int = 0
+    is_full: bool = False
+
+
 class Decoder:
     """Turns a span's compressed bytes, given in order and in any pieces, into whole chunks.
 
@@ -175,6 +190,30 @@ class Decoder:
                 f"bytes received for layer {self.index.layer} do not decode: {error}"
             ) from error
 
+    def fill(self, data: memoryview, run: Run) -> memoryview:
+        """Give the compressed bytes at ``in_offset``; the chunks come to lie in ``run``.
+
+        Ends when that is full, the span's last chunk is out or all of ``data`` is used: what is
+        left of it. Of a full run that may be nothing, and more come out of that all the same.
+        Raises as ``chunks``.
+        """
+        self.open()
+        try:
+            return self._fill(data, run)
+        except RefusedError as error:
+            self.failed = True
+            raise CorruptError(
+                f"bytes received for layer {self.index.layer} do not decode: {error}"
+            ) from error
+
+    def take_back(self, run: Run) -> None:
+        """The part of a chunk at the end of ``run``: the chunk may be finished elsewhere."""
+        begins = run.count * run.chunk_bytes
+        part = run.filled_bytes - begins
+        if part > 0:
+            self._chunk[:part] = run.memory[begins : run.filled_bytes]
+            run.filled_bytes = begins
+
     def extend(self, span: Span) -> None:
         """Go on to another span, whose wanted chunks all lie ahead of this decoder.
 
@@ -189,6 +228,35 @@ class Decoder:
             )
         self.span = replace(span, in_offset=self.in_offset, first_chunk=self.next_chunk)
 
+    def _fill(self, data: memoryview, run: Run) -> memoryview:
+        stream, size = self._opened, run.chunk_bytes
+        assert stream is not None
+        last = self.index.chunk_extent(self.span.last_chunk).end
+        while not self.done and not run.is_full:
+            number, part = divmod(stream.out_offset, size)
+            if number < self.next_chunk:  # the tail of one that began before
+                consumed, produced = stream.step(data, memoryview(self._chunk)[part:])
+                data = data[consumed:]
+                if part + produced < size:
+                    break
+                continue
+            if not run.filled_bytes:
+                run.first, run.filled_bytes = number, part
+                run.memory[:part] = memoryview(self._chunk)[:part]
+            room = min(len(run.memory), last - run.first * size)
+            consumed, produced = stream.step(data, run.memory[run.filled_bytes : room])
+            data = data[consumed:]
+            run.filled_bytes += produced
+            ended = run.filled_bytes == room
+            run.count = -(-room // size) if ended else run.filled_bytes // size
+            run.is_full = ended and room == len(run.memory)
+            self.next_chunk = run.first + run.count
+            if not ended:
+                break
+        if not run.is_full:
+            self._check_ahead(stream)
+        return data
+
     def _chunks(self, data: memoryview) -> Iterator[tuple[int, bytes]]:
         stream, size = self._opened, self.index.chunk_bytes
         assert stream is not None
@@ -202,6 +270,9 @@ class Decoder:
             if number == self.next_chunk:  # else it is the tail of one that began before
                 self.next_chunk += 1
                 yield number, bytes(memoryview(self._chunk)[:length])
+        self._check_ahead(stream)
+
+    def _check_ahead(self, stream: PlainStream) -> None:
         if not self.done and stream.in_offset >= self.span.in_end:
             raise RefusedError(
                 f"chunk {self.next_chunk} should be complete at compressed byte "
