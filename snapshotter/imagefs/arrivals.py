@@ -25,10 +25,12 @@ from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import NoSpaceError, RefusedError, UnavailableError
 from snapshotter.image.adopting import adopt_file
 from snapshotter.image.adoption import Claim
+from snapshotter.image.index import LayerIndex
 from snapshotter.image.index_writer import open_private
 from snapshotter.image.windows import WINDOWS_SUFFIX
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.provenance import Origin, Provenance
+from snapshotter.imagefs.rederive import same_chunks
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.trust import Trust
 from snapshotter.indexes.artifact import Content, IndexedLayer
@@ -107,6 +109,7 @@ class Arrivals:
             windows_bytes = 0 if provenance.windows is None else provenance.windows.size_bytes
             claim = Claim(layer.blob, layer.diff_id, layer.size_bytes, windows_bytes)
             await adopt_file(temporary, claim, executor=self._executor)
+            self._check_bytes(layer, temporary, provenance)
             if self._is_built(layer.blob, layer.diff_id):
                 return False
             work = loop.run_in_executor(
@@ -120,6 +123,18 @@ class Arrivals:
         finally:
             temporary.unlink(missing_ok=True)
         return True
+
+    def _check_bytes(self, layer: Layer, path: Path, provenance: Provenance) -> None:
+        """A view is shared by all layers that unpack to it: what nobody signed must not say
+        anything else of its bytes than what is known of them."""
+        if provenance.origin is Origin.SIGNED:
+            return
+        for source in self._shelf.of_view(layer.diff_id):
+            if not same_chunks(source.index, LayerIndex.open(path, verify=False)):
+                raise RefusedError(
+                    f"the index of layer {layer.blob} says of its bytes something else than that"
+                    f" of {source.index.layer}, which is here"
+                )
 
     async def _unpack(self, repository: str, offered: IndexedLayer, path: Path) -> None:
         what = f"the index of layer {offered.layer}"

@@ -24,6 +24,7 @@ from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.catalog import Catalog, Layer
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.layer_mounts import LayerMounts
+from snapshotter.imagefs.mounted import Mounted
 from snapshotter.imagefs.provenance import PROVENANCE_SUFFIX, Origin, Provenance, read_provenance
 from snapshotter.imagefs.rederive import (
     AbandonedError,
@@ -203,12 +204,23 @@ class Comparison:
             job = means.ingest.start_index(origin, view)  # who wants to mount it waits for that
         means.shelf.drop(blob)
         means.mounts.metadata.drop(blob.hex)
-        instances = [m for m in means.mounts.of_view(view) if m.layer == blob and not m.suspect]
-        await asyncio.to_thread(means.mounts.mark_suspect, instances)
+        await asyncio.to_thread(means.mounts.mark_suspect, self._stand_on(blob))
         if job is not None:
             await means.ingest.wait(job, REBUILD_S)
         elif not verdict.bytes_right:
             await self._without_bytes(Layer(blob, view, view, index.blob_bytes))
+
+    def _stand_on(self, blob: Digest) -> list[Mounted]:
+        """The instances that show what the index of ``blob`` said: its own, and those of layers
+        above that were worked out by it. The images that those are made of go too."""
+        means = self._means
+        images = means.catalog.images_of_blob(blob)
+        above = {layer.blob for image in images for layer in image.layers} - {blob}
+        found = [m for m in means.mounts.instances() if m.layer == blob and not m.suspect]
+        for other in above:
+            means.mounts.metadata.drop_chains(other.hex)
+        chained = [m for m in means.mounts.instances() if m.layer in above and not m.suspect]
+        return found + [m for m in chained if m.key.startswith(f"{m.layer.hex}-")]
 
     async def _without_bytes(self, layer: Layer) -> None:
         """The view itself is wrong: whoever reads it goes on, and nobody else comes to it."""

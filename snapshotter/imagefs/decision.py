@@ -27,6 +27,8 @@ from snapshotter.snapshots.lazy import LayerClaim
 log = logging.getLogger(__name__)
 
 PENDING_DECISIONS = 1024
+LEFT_SHARE = 0.4
+"""Of the time that a decision may take, so much is left by a lookup for what comes after it."""
 
 NO_LABELS = (
     "containerd sent no image labels; use `ember pull`, or set disable_snapshot_annotations = false"
@@ -238,7 +240,8 @@ class Decider:
                 asked = self._origin.check(document.reference, document.manifest)
                 reason = await self._refusal(asked, deadline_s)
             if reason is None and search is not None:
-                left_s = deadline_s - asyncio.get_running_loop().time()
+                end_s = deadline_s - LEFT_SHARE * self._policy.timeout_s
+                left_s = end_s - asyncio.get_running_loop().time()
                 await asyncio.wait([search], timeout=max(0.0, left_s))
         finally:
             if search is not None:

@@ -42,28 +42,26 @@ class ForeignIndexes:
 
     def doubtful(self, document: ImageDocument) -> dict[Layer, str]:
         """The layers that are here by an index that does not count for this image, and why."""
+        return self._doubtful(document.layers, [document.repository])
+
+    def doubts_of(self, layer: Layer) -> dict[Layer, str]:
+        """As `doubtful`, of one layer and whatever repository is known to have given it."""
+        places = [origin.repository for origin in self._catalog.origins(layer.blob)]
+        return self._doubtful([layer], ["", *places])
+
+    def _doubtful(self, layers: Iterable[Layer], places: Sequence[str]) -> dict[Layer, str]:
         ring: Keyring | None = None
         found = {}
-        for layer in document.layers:
+        for layer in layers:
             for blob in self._blobs(layer):
                 provenance = self._shelf.provenance(blob)
                 if provenance.own or self._missing(blob):
                     continue
                 ring = ring or self.trust.keys.read()
-                fault = self.trust.fault(provenance, document.repository, ring)
-                if fault is not None:
-                    found[replace(layer, blob=blob)] = fault
+                faults = [self.trust.fault(provenance, place, ring) for place in places]
+                if None not in faults:
+                    found[replace(layer, blob=blob)] = str(faults[-1])
         return found
-
-    def counts_for(self, layer: Digest) -> str | None:
-        """Why the index of ``layer`` counts for no image that is known to have it."""
-        provenance = self._shelf.provenance(layer)
-        if provenance.own:
-            return None
-        ring = self.trust.keys.read()
-        places = [origin.repository for origin in self._catalog.origins(layer)]
-        faults = [self.trust.fault(provenance, place, ring) for place in ("", *places)]
-        return None if None in faults else faults[-1]
 
     def _blobs(self, layer: Layer) -> Iterable[Digest]:
         return dict.fromkeys((layer.blob, *self._catalog.layers_of_view(layer.diff_id)))

@@ -34,8 +34,8 @@ def _nothing() -> None:
 class Others(Protocol):
     """Indexes that others made (foreign.py)."""
 
-    def counts_for(self, layer: Digest) -> str | None:
-        """Why the index of ``layer`` counts for no image any more; None: it does."""
+    def doubts_of(self, layer: Layer) -> dict[Layer, str]:
+        """What is here of the layer's view by indexes that count for it no more, and why not."""
         ...
 
     async def discard(self, doubtful: dict[Layer, str]) -> str | None:
@@ -94,7 +94,7 @@ class Layers:
         below: list[tuple[StackEntry, str]] = []
         for entry in stack:
             if entry.layer is not None:
-                await self._without_doubt(entry.layer)
+                await self._without_doubt(entry)
                 if self._known(entry) is None:
                     self._job(entry)
         for entry in stack:
@@ -105,20 +105,25 @@ class Layers:
             below.append((entry, key))
         self.when_mounted()
 
-    async def _without_doubt(self, layer: Digest) -> None:
-        """An index that counts no more leads to no new mount: it is built anew.
+    async def _without_doubt(self, entry: StackEntry) -> None:
+        """An index that counts no more leads to no new mount, nor do the bytes that it let in.
 
-        What is mounted by it stays, and is what is shown.
+        What is mounted of the layer stays, and is what is shown.
         """
-        fault = self._others.counts_for(layer)
-        index = self._shelf.get(layer) if fault is not None else None
-        if fault is None or index is None or self._mounts.of_view(index.diff_id):
+        layer, view = entry.layer, entry.view
+        if (
+            layer is None
+            or view is None
+            or any(m.layer == layer for m in self._mounts.of_view(view))
+        ):
             return
-        doubtful = Layer(layer, index.diff_id, index.diff_id, index.blob_bytes)
-        kept = await self._others.discard({doubtful: fault})
+        doubts = self._others.doubts_of(Layer(layer, view, view, 0))
+        if not doubts:
+            return
+        kept = await self._others.discard(doubts)
         if kept is not None:
             raise UnavailableError(kept)
-        log.warning("layer %s is indexed anew: of its index %s", layer, fault)
+        log.warning("layer %s is brought anew: %s", layer, "; ".join(doubts.values()))
 
     def _known(self, entry: StackEntry) -> LayerIndex | None:
         """The entry's index, if it is here and of the view that the entry must show."""

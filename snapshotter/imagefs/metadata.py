@@ -82,6 +82,11 @@ class MetadataImages:
         for path in self.directory.glob(f"{layer_hex}*"):
             path.unlink(missing_ok=True)
 
+    def drop_chains(self, layer_hex: str) -> None:
+        """As `drop`, of the images that were made for the layer on others."""
+        for path in self.directory.glob(f"{layer_hex}-*"):
+            path.unlink(missing_ok=True)
+
     def _forget_oldest(self, plain: str) -> None:
         """Make room for one more chain of a layer. What is mounted keeps its open file."""
         with_ages = [(path.stat().st_mtime_ns, path) for path in self.directory.glob(f"{plain}-*")]

@@ -81,10 +81,14 @@ def shows_otherwise(one: LayerIndex, other: LayerIndex) -> bool:
 
     Where inflating begins and chunks end may differ with the library that decoded the layer.
     """
-    return (
-        one.view_bytes != other.view_bytes
-        or one.erofs != other.erofs
-        or any(one.chunk_digest(n) != other.chunk_digest(n) for n in range(one.chunk_count))
+    return not same_chunks(one, other) or one.erofs != other.erofs
+
+
+def same_chunks(one: LayerIndex, other: LayerIndex) -> bool:
+    """Whether both let the same bytes into a view."""
+    shape = (one.view_bytes, one.chunk_bytes)
+    return shape == (other.view_bytes, other.chunk_bytes) and all(
+        one.chunk_digest(n) == other.chunk_digest(n) for n in range(one.chunk_count)
     )
 
 

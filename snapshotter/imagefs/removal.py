@@ -97,6 +97,17 @@ class Remover:
         if await self._drop_view(layer, outcome):
             self._forget_origin(layer.diff_id)
             self._drop_index(layer, outcome)
+            await self._without_chains(layer)
+
+    async def _without_chains(self, layer: Layer) -> None:
+        """What was worked out for layers above ``layer`` stands on what its index said."""
+        above = {
+            each for image in self._catalog.images_of_blob(layer.blob) for each in image.layers
+        }
+        for each in above - {layer}:
+            if not await self._mounts.stood_on(each.diff_id):
+                async with self._mounts.without(each.diff_id):
+                    self._metadata.drop_chains(each.blob.hex)
 
     def _index_bytes(self, layer: Layer) -> int:
         return self._shelf.bytes_on_disk(layer.blob)

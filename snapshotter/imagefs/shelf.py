@@ -23,6 +23,7 @@ from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.provenance import (
     BUILT_HERE,
     PROVENANCE_SUFFIX,
+    Origin,
     Provenance,
     read_provenance,
     write_provenance,
@@ -133,14 +134,20 @@ class Shelf:
             _remove(old)
 
     def of_view(self, view: Digest) -> Sequence[LayerSource]:
-        """Every way to make chunks of ``view``; empty if no blob of it is indexed here."""
-        sources = []
+        """Every way to make chunks of ``view``; empty if no blob of it is indexed here.
+
+        Whoever opens the view believes the first one: what nobody vouches for is the last.
+        """
+        sources: list[LayerSource] = []
+        doubtful: list[LayerSource] = []
         for blob in self._blobs_of_view(view):
             index = self.get(blob)
             if index is not None and index.diff_id == view:
-                windows = self.provenance(blob).windows_at
-                sources.append(LayerSource(index, tuple(self._origins(blob)), windows))
-        return sources
+                provenance = self.provenance(blob)
+                vouched = provenance.own or provenance.origin is Origin.SIGNED
+                source = LayerSource(index, tuple(self._origins(blob)), provenance.windows_at)
+                (sources if vouched else doubtful).append(source)
+        return sources or doubtful
 
     def look_further(self, view: Digest) -> None:
         """Have the other blobs indexed that are said to unpack to ``view``.

@@ -155,8 +155,8 @@ class Others:
         await self.answers.wait()
         return "there is none"
 
-    def counts_for(self, layer: Digest) -> str | None:
-        return None
+    def doubts_of(self, layer: Layer) -> dict[Layer, str]:
+        return {}
 
     async def discard(self, doubtful: dict[Layer, str]) -> str | None:
         if self.kept is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotter.content import BlobRef
 from snapshotter.errors import EmberError, NotFoundError, UnauthorizedError, UnavailableError
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.catalog import PIECE, Catalog
@@ -304,3 +305,54 @@ async def test_layers_of_another_image_below_say_nothing_of_this_one(
     base = layer("unpacked once for another image")
     scene.documents.answer = document(base, *LAYERS)
     assert (await scene.decider.decide(claim(LAYERS[0], on=base))).lazy
+
+
+async def test_indexes_from_elsewhere_are_looked_for_only_where_none_is_here_or_made(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = Scene(database, tmp_path, policy())
+    scene.streams.start(BlobRef("registry.example/app", LAYERS[0].blob, 1), LAYERS[0].diff_id)
+    assert (await scene.decider.decide(claim(LAYERS[0]))).lazy
+    assert scene.others.asked == [LAYERS[1]]
+
+
+async def test_a_lookup_that_hangs_leaves_the_decision_its_time(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = Scene(database, tmp_path, policy())
+    scene.others.answers.clear()
+    async with asyncio.timeout(5):
+        decision = await scene.decider.decide(claim(LAYERS[0]))
+    assert decision.lazy
+    assert len(scene.streams.started) == 2
+
+
+async def test_what_is_here_by_an_index_that_does_not_count_goes_before_it_is_built_anew(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = Scene(database, tmp_path, policy())
+    scene.others.doubts = {LAYERS[1]: "its key is gone"}
+    assert (await scene.decider.decide(claim(LAYERS[0]))).lazy
+    assert scene.others.discarded == [LAYERS[1]]
+    assert [ref.digest for ref in scene.streams.started] == [layer.blob for layer in LAYERS]
+
+
+async def test_what_cannot_go_makes_the_image_overlay_and_says_why(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = Scene(database, tmp_path, policy())
+    scene.others.doubts = {LAYERS[1]: "its key is gone"}
+    scene.others.kept = "layer sha256:1: in use by a running container"
+    decision = await scene.decider.decide(claim(LAYERS[0]))
+    assert (decision.lazy, decision.reason) == (False, scene.others.kept)
+    assert scene.streams.started == []
+
+
+async def test_whoever_may_not_read_an_image_has_nothing_taken_away_by_its_name(
+    database: Database, tmp_path: Path
+) -> None:
+    scene = Scene(database, tmp_path, policy())
+    scene.others.doubts = {LAYERS[1]: "it came unsigned from another repository"}
+    scene.origin.refused = {LAYERS[0].blob: UnauthorizedError("401")}
+    assert not (await scene.decider.decide(claim(LAYERS[0]))).lazy
+    assert scene.others.discarded == []
