@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench.bed.image import Image, build, load
@@ -27,6 +27,16 @@ import scipy.linalg
 assert abs(scipy.linalg.det(numpy.eye(3)) - 1) < 1e-9
 print("ready", flush=True)
 """
+# What serves a model: the CUDA libraries come with it, and no GPU is needed to import them.
+GPU_WHEELS = ("torch", "numpy")
+GPU_PROGRAM = """\
+import torch
+
+assert (torch.eye(64) @ torch.ones(64, 64)).sum() == 64 * 64
+print("ready", flush=True)
+"""
+COMMAND = ("python3", "-B", "/app/main.py")
+BUILD_S = 1800.0
 EMPTY_FOLDERS = ("var/cache/apt/archives", "var/lib/apt/lists", "tmp", "var/log")
 
 
@@ -74,27 +84,25 @@ def base_tree(folder: Path, say: Say) -> Path:
     return tree
 
 
-def wheels_tree(folder: Path, base: Path, say: Say) -> Path:
+def wheels_tree(tree: Path, base: Path, wheels: Sequence[str], say: Say) -> Path:
     """The wheels, unpacked where the Python of ``base`` looks for packages."""
-    tree = folder / "wheels"
     if tree.exists():
         return tree
-    say(f"wheels: {', '.join(WHEELS)}")
-    part = folder / "wheels.part"
+    say(f"wheels: {', '.join(wheels)}")
+    part = tree.with_name(f"{tree.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     version = (base / "usr/bin/python3").readlink().name.removeprefix("python")
     words = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     words += ["--no-compile", "--only-binary=:all:", "--python-version", version]
-    words += ["--root-user-action=ignore", "--target", str(part / SITE), *WHEELS]
-    run(words, timeout_s=600)
+    words += ["--root-user-action=ignore", "--target", str(part / SITE), *wheels]
+    run(words, timeout_s=BUILD_S)
     part.rename(tree)
     return tree
 
 
-def program_tree(folder: Path) -> Path:
-    tree = folder / "program"
+def program_tree(tree: Path, program: str) -> Path:
     (tree / "app").mkdir(parents=True, exist_ok=True)
-    (tree / "app" / "main.py").write_text(PROGRAM)
+    (tree / "app" / "main.py").write_text(program)
     return tree
 
 
@@ -106,7 +114,25 @@ def science_image(cache: Path, compression: str = "gzip", say: Say = print) -> I
             return load("bed/science", compression, cache / "images")
         folder.mkdir(parents=True, exist_ok=True)
         base = base_tree(folder, say)
-        trees = [base, wheels_tree(folder, base, say), program_tree(folder)]
+        wheels = wheels_tree(folder / "wheels", base, WHEELS, say)
+        trees = [base, wheels, program_tree(folder / "program", PROGRAM)]
         say(f"packing the layers ({compression})")
-        command = ["python3", "-B", "/app/main.py"]
-        return build("bed/science", compression, trees, command, cache / "images", compression)
+        return build("bed/science", compression, trees, COMMAND, cache / "images", compression)
+
+
+def gpu_image(cache: Path, say: Say = print) -> Image:
+    """An image with PyTorch and CUDA, 6 GB; its unpacked wheels are not kept beside it."""
+    folder = cache / "trees"
+    folder.mkdir(parents=True, exist_ok=True)
+    # A lock of its own: nobody else waits for the minutes that this takes.
+    with locked(cache / "gpu.lock"):
+        with contextlib.suppress(FileNotFoundError):
+            return load("bed/gpu", "gzip", cache / "images")
+        with locked(cache / "lock"):
+            base = base_tree(folder, say)
+        wheels = wheels_tree(folder / "gpu-wheels", base, GPU_WHEELS, say)
+        trees = [base, wheels, program_tree(folder / "gpu-program", GPU_PROGRAM)]
+        say("packing the layers of 6 GB (minutes)")
+        image = build("bed/gpu", "gzip", trees, COMMAND, cache / "images")
+        shutil.rmtree(wheels)
+        return image
