@@ -19,6 +19,7 @@ SOURCES = (
     "guard_thread.c",
     "journal.c",
     "guard_ahead.c",
+    "guard_answer.c",
     "streams.c",
     "views.c",
     "inflate.c",

@@ -6,6 +6,8 @@
  */
 #include "ember_io.h"
 
+#include <stdbool.h>
+
 static uint8_t mask_of(uint64_t byte, uint64_t first, uint64_t end)
 {
 	uint64_t low = byte * 8 < first ? first - byte * 8 : 0;
@@ -37,9 +39,16 @@ void ember_bits_clear(uint8_t *bits, uint64_t first, uint64_t count)
 
 int64_t ember_bits_next_zero(const uint8_t *bits, uint64_t first, uint64_t end)
 {
+	bool aligned = (uintptr_t)bits % sizeof(uint64_t) == 0;
 	uint64_t at = first;
 
 	while (at < end) {
+		if (aligned && at % 64 == 0 && end - at >= 64 &&
+		    __atomic_load_n((const uint64_t *)(const void *)(bits + at / 8),
+				    __ATOMIC_ACQUIRE) == UINT64_MAX) {
+			at += 64;
+			continue;
+		}
 		uint8_t byte = __atomic_load_n(bits + at / 8, __ATOMIC_ACQUIRE);
 
 		if (byte == 0xff) {

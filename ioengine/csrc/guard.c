@@ -1,9 +1,7 @@
 /*
- * The guard's life: joining group and journal, marks, orphans, misses and their answers.
+ * The guard's life: joining group and journal, marks, orphans, and misses on their way out.
  *
- * Invariants: every event taken from the group stands in the journal until it is answered; its
- * descriptor stays open until its journal entry is cleared, so no two live entries share a number;
- * an event is answered once.
+ * Invariant: every event taken from the group stands in the journal until it is answered.
  */
 #include "guard.h"
 
@@ -83,16 +81,6 @@ static void adopt(ember_guard *guard, uint32_t entry, int descriptor)
 	if (!guard->entries[entry].reserved)
 		guard->unreserved++;
 	guard->counts.orphans++;
-}
-
-/* The number of an orphan that is settled, or left to a successor, may be given out again. */
-static void release(ember_guard *guard, uint32_t entry, int descriptor)
-{
-	if (guard->entries[entry].reserved)
-		close(descriptor);
-	else
-		guard->unreserved--;
-	guard->entries[entry].reserved = false;
 }
 
 /* Under the lock: the journal's word on what is taken already. Fills the list of free slots. */
@@ -179,7 +167,7 @@ void ember_guard_close(ember_guard *guard)
 		if (guard->entries[entry].state == ENTRY_WAITING)
 			close(descriptor);
 		else if (guard->entries[entry].state == ENTRY_ORPHAN)
-			release(guard, entry, descriptor);
+			guard_release(guard, entry, descriptor);
 	}
 	journal_unmap(&guard->journal);
 	if (guard->wake >= 0)
@@ -192,50 +180,6 @@ void ember_guard_close(ember_guard *guard)
 	free(guard->free_slots);
 	free(guard->queue);
 	free(guard);
-}
-
-static int respond(const ember_guard *guard, int descriptor, int error)
-{
-	struct fanotify_response response = {
-		.fd = descriptor,
-		.response = ember_response(error),
-	};
-
-	if (write(guard->group, &response, sizeof(response)) >= 0)
-		return 0;
-	return -errno;
-}
-
-/* Under the lock. The slot goes back to the list when none of its events is alive. */
-static void forget(ember_guard *guard, uint32_t entry)
-{
-	guard->entries[entry].state = ENTRY_FREE;
-	guard->entries[entry].generation++;
-	if (journal_clear(&guard->journal, entry))
-		guard->free_slots[guard->free_count++] = entry / 2;
-	if (guard->paused)
-		guard_ring(guard->wake);
-}
-
-int guard_finish(ember_guard *guard, uint32_t entry, int error)
-{
-	int descriptor = journal_event(&guard->journal, entry).descriptor;
-	int ret = respond(guard, descriptor, error);
-
-	pthread_mutex_lock(&guard->lock);
-	/* ENOENT: the kernel has no such event any more, so nobody waits for the answer. */
-	if (ret && ret != -ENOENT) {
-		guard->entries[entry].state = ENTRY_WAITING;
-		pthread_mutex_unlock(&guard->lock);
-		return ret;
-	}
-	forget(guard, entry);
-	guard->counts.outstanding--;
-	if (error)
-		guard->counts.denied++;
-	pthread_mutex_unlock(&guard->lock);
-	close(descriptor);
-	return 0;
 }
 
 int ember_guard_orphans(ember_guard *guard, ember_orphan *out, uint32_t capacity)
@@ -262,31 +206,6 @@ int ember_guard_orphans(ember_guard *guard, ember_orphan *out, uint32_t capacity
 	}
 	pthread_mutex_unlock(&guard->lock);
 	return (int)found;
-}
-
-int ember_guard_settle(ember_guard *guard, uint32_t entry, int error)
-{
-	int descriptor, ret = -ESTALE;
-
-	if (entry >= guard->journal.count * 2)
-		return -EINVAL;
-	/* Held over the write: orphans are few. */
-	pthread_mutex_lock(&guard->lock);
-	if (guard->entries[entry].state != ENTRY_ORPHAN)
-		goto out;
-	descriptor = journal_event(&guard->journal, entry).descriptor;
-	ret = respond(guard, descriptor, error);
-	if (ret && ret != -ENOENT)
-		goto out;
-	ret = 0;
-	forget(guard, entry);
-	release(guard, entry, descriptor);
-	guard->counts.orphans--;
-	if (error)
-		guard->counts.denied++;
-out:
-	pthread_mutex_unlock(&guard->lock);
-	return ret;
 }
 
 int ember_guard_eventfd(const ember_guard *guard)
@@ -321,24 +240,6 @@ int ember_guard_misses(ember_guard *guard, ember_miss *out, uint32_t capacity)
 		guard_silence(guard->missed);
 	pthread_mutex_unlock(&guard->lock);
 	return (int)found;
-}
-
-int ember_guard_answer(ember_guard *guard, uint64_t token, int error)
-{
-	uint32_t number = (uint32_t)token;
-	struct entry *entry;
-
-	if (number >= guard->journal.count * 2)
-		return -EINVAL;
-	entry = &guard->entries[number];
-	pthread_mutex_lock(&guard->lock);
-	if (entry->state != ENTRY_WAITING || entry->generation != (uint32_t)(token >> 32)) {
-		pthread_mutex_unlock(&guard->lock);
-		return -ESTALE;
-	}
-	entry->state = ENTRY_ANSWERING;
-	pthread_mutex_unlock(&guard->lock);
-	return guard_finish(guard, number, error);
 }
 
 int ember_guard_add(ember_guard *guard, uint64_t inode, const uint8_t *bitmap,

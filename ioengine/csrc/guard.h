@@ -32,6 +32,8 @@ struct ember_guard {
 	uint64_t device;
 	uint32_t reserve;
 	int top;       /* the thread's: the highest number of an event since none waited */
+	uint64_t limit;     /* the thread's: RLIMIT_NOFILE, and when it looked what is left */
+	uint64_t looked_ns;
 	pthread_t thread;
 	bool running;
 	struct journal journal;
@@ -54,11 +56,18 @@ struct ember_guard {
 
 void guard_ring(int eventfd);
 void guard_silence(int eventfd);
+/* Under the lock. The number of an orphan that is settled or left to others is free again. */
+void guard_release(ember_guard *guard, uint32_t entry, int descriptor);
 void guard_ahead(ember_guard *guard, uint64_t inode, const struct reading *reading);
 /*
  * Answers an entry in state ANSWERING and frees it; on failure it is WAITING again. The state
  * keeps everybody else away from the entry meanwhile.
  */
 int guard_finish(ember_guard *guard, uint32_t entry, int error);
+/*
+ * Lets the readers of so many such entries go on, in order, and frees these; how many it were. The
+ * next one the kernel did not take.
+ */
+unsigned int guard_allow(ember_guard *guard, const uint32_t *entries, unsigned int count);
 
 #endif

@@ -11,10 +11,24 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
-#define BATCH_EVENTS 256 /* taken between two looks at the stop flag */
+#define ROUND_EVENTS 256 /* taken between two looks at the stop flag */
 #define RECHECK_MS 100   /* how soon the thread looks again when it could not take an event */
+#define LOOK_NS 8000000  /* so long a look at what descriptors are left is believed */
+#define BATCH 32         /* slots that one read of the group fills at most */
+
+/* What one read of the group brought, and which of it is answered with "go on". */
+struct batch {
+	uint32_t slots[BATCH];
+	unsigned int count;
+	uint32_t readable[2 * BATCH];
+	unsigned int readable_count;
+	struct { uint64_t inode; struct reading reading; } ahead[2 * BATCH];
+	unsigned int ahead_count;
+};
 
 static void queue_miss(ember_guard *guard, uint32_t entry, uint64_t length, bool known,
 		       const struct reading *reading)
@@ -35,18 +49,14 @@ static void queue_miss(ember_guard *guard, uint32_t entry, uint64_t length, bool
 	pthread_mutex_unlock(&guard->lock);
 }
 
-static void handle(ember_guard *guard, uint32_t entry)
+/* Whose chunks are here is noted to be answered with the others; the rest are misses. */
+static void look_up(ember_guard *guard, uint32_t entry, struct batch *batch)
 {
 	struct reading reading = { 0 };
 	struct journal_event event = journal_event(&guard->journal, entry);
 	enum view_answer answer = VIEW_UNKNOWN;
 	struct stat st;
 
-	pthread_mutex_lock(&guard->lock);
-	guard->counts.events++;
-	guard->counts.outstanding++;
-	guard->entries[entry].state = ENTRY_ANSWERING;
-	pthread_mutex_unlock(&guard->lock);
 	if (event.descriptor > guard->top)
 		guard->top = event.descriptor;
 	if (event.strange) {
@@ -67,103 +77,199 @@ static void handle(ember_guard *guard, uint32_t entry)
 		answer = views_check(&guard->views, st.st_ino, event.offset, &event.length,
 				     &reading);
 	}
-	if (answer == VIEW_READABLE && guard_finish(guard, entry, 0) == 0) {
+	if (answer != VIEW_READABLE) {
+		queue_miss(guard, entry, event.length, answer != VIEW_UNKNOWN, &reading);
+		return;
+	}
+	batch->readable[batch->readable_count++] = entry;
+	if (reading.ahead_length) {
+		batch->ahead[batch->ahead_count].inode = st.st_ino;
+		batch->ahead[batch->ahead_count++].reading = reading;
+	}
+}
+
+/* One that the kernel did not take is tried once more by itself, and then is its owner's. */
+static void answer_alone(ember_guard *guard, uint32_t entry)
+{
+	static const struct reading none;
+
+	if (guard_finish(guard, entry, 0) == 0) {
 		pthread_mutex_lock(&guard->lock);
 		guard->counts.allowed++;
 		pthread_mutex_unlock(&guard->lock);
-		if (reading.ahead_length)
-			guard_ahead(guard, st.st_ino, &reading);
 		return;
 	}
-	queue_miss(guard, entry, event.length, answer != VIEW_UNKNOWN, &reading);
+	queue_miss(guard, entry, journal_event(&guard->journal, entry).length, true, &none);
+}
+
+static void answer_readable(ember_guard *guard, const struct batch *batch)
+{
+	unsigned int from = 0, i;
+
+	while (from < batch->readable_count) {
+		const uint32_t *entries = batch->readable + from;
+		unsigned int count = batch->readable_count - from;
+		unsigned int done = guard_allow(guard, entries, count);
+
+		from += done;
+		if (done < count)
+			answer_alone(guard, batch->readable[from++]);
+	}
+	for (i = 0; i < batch->ahead_count; i++)
+		guard_ahead(guard, batch->ahead[i].inode, &batch->ahead[i].reading);
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 /*
- * Would the next event get a descriptor below the reserve? Numbers are given out from the lowest
- * free one, so while events wait and none came near the limit, the next will not either. Else only
- * a look tells: others may have opened many, or a low number is free with all above it taken.
+ * How many of the next events would get descriptors below the reserve, of those wanted? Numbers are
+ * given out from the lowest free one, so while events wait and none came near the limit, the next
+ * will not either. Else only a look tells, and of one: others may have opened many, or a low number
+ * is free with all above it taken. A look is believed for a few milliseconds: what others open
+ * meanwhile the reserve is for.
  */
-static bool descriptor_left(ember_guard *guard, bool idle)
+static unsigned int descriptors_left(ember_guard *guard, bool idle, unsigned int wanted)
 {
+	uint64_t now = now_ns();
+	bool fresh = now - guard->looked_ns < LOOK_NS;
 	struct rlimit limit;
 	int lowest;
 
-	if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
-		return true;
-	if (!idle && (uint64_t)guard->top + guard->reserve < limit.rlim_cur)
-		return true;
+	if (!fresh) {
+		if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+			return 1;
+		guard->limit = limit.rlim_cur;
+	}
+	if ((fresh || !idle) && (uint64_t)guard->top + guard->reserve + wanted <= guard->limit)
+		return wanted;
 	lowest = fcntl(guard->wake, F_DUPFD_CLOEXEC, 0);
 	if (lowest < 0)
-		return false;
+		return 0;
 	close(lowest);
+	guard->looked_ns = now;
 	if (idle)
 		guard->top = lowest;
-	return (uint64_t)lowest + guard->reserve < limit.rlim_cur;
+	return (uint64_t)lowest + guard->reserve < guard->limit;
 }
 
-/* Is there a descriptor and a slot for one more event? Without one, read(2) would deny it. */
-static bool room(ember_guard *guard, uint32_t *slot)
+/* Takes free slots for the next events: fewer than wanted, or none, where something is short. */
+static void room(ember_guard *guard, unsigned int wanted, struct batch *batch)
 {
-	bool enough, idle;
+	bool idle;
 
 	pthread_mutex_lock(&guard->lock);
 	idle = guard->counts.outstanding == 0;
 	pthread_mutex_unlock(&guard->lock);
-	enough = descriptor_left(guard, idle);
+	wanted = descriptors_left(guard, idle, wanted);
+	batch->count = 0;
 	pthread_mutex_lock(&guard->lock);
-	enough = enough && guard->free_count > 0;
-	if (enough)
-		*slot = guard->free_slots[--guard->free_count];
-	else if (!guard->paused)
+	while (batch->count < wanted && guard->free_count > 0)
+		batch->slots[batch->count++] = guard->free_slots[--guard->free_count];
+	if (!batch->count && !guard->paused)
 		guard->counts.pauses++;
-	guard->paused = !enough;
+	guard->paused = !batch->count;
 	pthread_mutex_unlock(&guard->lock);
-	return enough;
 }
 
-/* Takes one read's worth of events and handles them; 0, or -EAGAIN when the group is empty. */
-static int take(ember_guard *guard, uint32_t slot)
+/*
+ * One read of the group for each slot, in one system call: the kernel fills them one after the
+ * other, each event put down by the very act of taking it, and stops where the group is empty.
+ */
+static ssize_t fill(ember_guard *guard, const struct batch *batch)
 {
-	ssize_t got = read(guard->group, guard->journal.slots[slot].raw, JOURNAL_EVENT_BYTES);
-	int error = got < 0 ? errno : 0;
-	unsigned int half, alive = 0, events = got > 0 ? journal_events(&guard->journal, slot) : 0;
-	bool lives[2] = { false, false };
+	struct iovec parts[BATCH];
+	unsigned int i;
 
-	for (half = 0; half < events; half++) {
-		lives[half] = journal_event(&guard->journal, slot * 2 + half).descriptor >= 0;
-		alive += lives[half];
+	for (i = 0; i < batch->count; i++) {
+		parts[i].iov_base = guard->journal.slots[batch->slots[i]].raw;
+		parts[i].iov_len = JOURNAL_EVENT_BYTES;
 	}
-	if (!alive) { /* nothing, or an overflow notice, which has no descriptor */
-		journal_reset(&guard->journal, slot);
-		pthread_mutex_lock(&guard->lock);
-		guard->free_slots[guard->free_count++] = slot;
+	return readv(guard->group, parts, (int)batch->count);
+}
+
+/* The entries of the batch that are alive; slots without one go back to the list. */
+static unsigned int sort_out(ember_guard *guard, const struct batch *batch, uint32_t *alive)
+{
+	unsigned int i, half, found = 0;
+
+	pthread_mutex_lock(&guard->lock);
+	for (i = batch->count; i-- > 0;) {
+		uint32_t slot = batch->slots[i];
+		unsigned int events = journal_events(&guard->journal, slot), before = found;
+
+		for (half = 0; half < events; half++) {
+			uint32_t entry = slot * 2 + half;
+
+			if (journal_event(&guard->journal, entry).descriptor < 0)
+				continue; /* an overflow notice, which has no descriptor */
+			guard->entries[entry].state = ENTRY_ANSWERING;
+			alive[found++] = entry;
+		}
+		if (found == before) {
+			if (events)
+				journal_reset(&guard->journal, slot);
+			guard->free_slots[guard->free_count++] = slot;
+		}
+	}
+	guard->counts.events += found;
+	guard->counts.outstanding += found;
+	pthread_mutex_unlock(&guard->lock);
+	return found;
+}
+
+/* Takes what one read brings and deals with it; how much, or -EAGAIN when the group is empty. */
+static int take(ember_guard *guard, struct batch *batch)
+{
+	uint32_t alive[2 * BATCH];
+	ssize_t got = fill(guard, batch);
+	int error = got < 0 ? errno : 0;
+	unsigned int found = sort_out(guard, batch, alive), i;
+
+	if (!found) {
 		if (error && error != EAGAIN && error != EINTR) {
+			pthread_mutex_lock(&guard->lock);
 			guard->counts.read_errors++;
 			guard->counts.last_error = error;
+			pthread_mutex_unlock(&guard->lock);
 		}
-		pthread_mutex_unlock(&guard->lock);
 		return -error;
 	}
-	for (half = 0; half < events; half++)
-		if (lives[half])
-			handle(guard, slot * 2 + half);
-	return 0;
+	batch->readable_count = batch->ahead_count = 0;
+	for (i = found; i-- > 0;) /* in the order in which they came */
+		look_up(guard, alive[i], batch);
+	answer_readable(guard, batch);
+	return (int)found;
 }
 
 /* 0: go on at once; -EAGAIN: wait for events; else: something is short, look again in a while. */
-static int take_batch(ember_guard *guard)
+static int take_round(ember_guard *guard)
 {
-	uint32_t slot;
-	int i, ret = 0;
+	unsigned int wanted = 1;
+	int taken = 0, ret;
+	struct batch batch;
 
-	for (i = 0; i < BATCH_EVENTS && !ret; i++) {
-		if (!room(guard, &slot))
+	/* A lone reader is answered after a small read; who comes in crowds is taken in crowds. */
+	while (taken < ROUND_EVENTS) {
+		room(guard, wanted, &batch);
+		if (!batch.count)
 			return -EMFILE;
-		ret = take(guard, slot);
-		if (ret == -EINTR)
-			ret = 0;
+		ret = take(guard, &batch);
+		if (ret == -EINTR || ret == 0)
+			continue;
+		if (ret < 0)
+			return ret;
+		if (wanted > 1 && (unsigned int)ret < batch.count)
+			return -EAGAIN; /* emptied */
+		taken += ret;
+		wanted = wanted * 2 < BATCH ? wanted * 2 : BATCH;
 	}
-	return ret;
+	return 0;
 }
 
 static bool must_stop(ember_guard *guard)
@@ -186,12 +292,14 @@ static void *run(void *argument)
 	int ret = 0;
 
 	while (!must_stop(guard)) {
+		polled[0].revents = 0;
 		if (ret == -EAGAIN)
 			poll(polled, 2, -1);
 		else if (ret)
 			poll(polled, 1, RECHECK_MS);
-		guard_silence(guard->wake);
-		ret = take_batch(guard);
+		if (polled[0].revents)
+			guard_silence(guard->wake);
+		ret = take_round(guard);
 	}
 	return NULL;
 }
@@ -215,6 +323,8 @@ int ember_guard_start(ember_guard *guard)
 	ret = -pthread_create(&guard->thread, NULL, run, guard);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	guard->running = ret == 0;
+	if (guard->running)
+		pthread_setname_np(guard->thread, "ember-guard");
 out:
 	pthread_mutex_unlock(&guard->lock);
 	return ret;

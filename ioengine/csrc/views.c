@@ -128,20 +128,28 @@ int views_remove(struct views *views, uint64_t inode)
 	return ret;
 }
 
+/* Chunks first to last: whole words where there are some, bytes of which only some bits count. */
 static bool all_set(const uint8_t *bitmap, uint64_t first, uint64_t last)
 {
-	uint64_t n;
+	bool aligned = (uintptr_t)bitmap % sizeof(uint64_t) == 0;
+	uint64_t n = first;
 
-	for (n = first; n <= last; n++) {
-		uint8_t byte = __atomic_load_n(&bitmap[n / 8], __ATOMIC_ACQUIRE);
+	while (n <= last) {
+		uint64_t left = last - n + 1;
+		unsigned int low = n % 8, bits = left < 8 - low ? (unsigned int)left : 8 - low;
+		uint8_t mask = (uint8_t)(((1u << bits) - 1) << low);
 
-		if (n % 8 == 0 && last - n >= 7) {
-			if (byte != 0xff)
+		if (aligned && n % 64 == 0 && left >= 64) {
+			const uint64_t *word = (const void *)(bitmap + n / 8);
+
+			if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != UINT64_MAX)
 				return false;
-			n += 7;
-		} else if (!(byte & (1u << (n % 8)))) {
-			return false;
+			n += 64;
+			continue;
 		}
+		if ((__atomic_load_n(&bitmap[n / 8], __ATOMIC_ACQUIRE) & mask) != mask)
+			return false;
+		n += bits;
 	}
 	return true;
 }

@@ -109,6 +109,49 @@ static void a_miss_is_answered_once(void)
 	place_remove(&place);
 }
 
+/* What is here and what is not, asked for by many at once: the thread takes both in one go. */
+static void a_crowd_is_answered_in_batches(void)
+{
+	enum { READERS = 24, READ = 480 };
+	ember_miss misses[READERS];
+	ember_guard_counts counts;
+	pid_t readers[READERS];
+	ember_guard *guard;
+	struct place place;
+	int i, count, left = READ / 2;
+
+	memset(bitmap, 0, sizeof(bitmap));
+	place_make(&place, 64, CHUNKS);
+	guard = open_guard(&place, 16);
+	for (unsigned int chunk = 0; chunk < READ; chunk += 2) {
+		place_fill(&place, chunk);
+		set_bit(bitmap, chunk);
+	}
+	CHECK_EQ(ember_guard_add(guard, place.inode, bitmap, sizeof(bitmap), CHUNK, LENGTH), 0);
+	for (i = 0; i < READERS; i++)
+		readers[i] = place_reader(&place, (unsigned int)i * (READ / READERS), 1,
+					  (unsigned int)(i + 1) * (READ / READERS));
+	CHECK_EQ(ember_guard_start(guard), 0);
+	while (left > 0) {
+		count = wait_misses(guard, misses, READERS, 10000);
+		CHECK(count > 0);
+		for (i = 0; i < count; i++) {
+			fill_miss(&place, &misses[i]);
+			CHECK_EQ(ember_guard_answer(guard, misses[i].token, 0), 0);
+		}
+		left -= count;
+	}
+	for (i = 0; i < READERS; i++)
+		CHECK_EQ(place_result(readers[i]), 0);
+	count_when_settled(guard, &counts);
+	CHECK_EQ(counts.events, READ);
+	CHECK_EQ(counts.allowed, READ / 2);
+	CHECK_EQ(counts.misses, READ / 2);
+	CHECK_EQ(counts.denied + counts.outstanding + counts.read_errors, 0);
+	ember_guard_close(guard);
+	place_remove(&place);
+}
+
 /* More readers than there are descriptors or slots: they take turns, and none is denied. */
 static void readers_beyond_the_limits_wait_their_turn(uint32_t slots, rlim_t descriptors)
 {
@@ -277,6 +320,7 @@ int main(void)
 	ember_guard_close(NULL);
 	readable_chunks_are_answered_by_the_thread();
 	a_miss_is_answered_once();
+	a_crowd_is_answered_in_batches();
 	readers_beyond_the_limits_wait_their_turn(16, 1024);
 	readers_beyond_the_limits_wait_their_turn(1024, 100);
 	no_event_is_taken_while_the_process_is_out_of_descriptors();

@@ -1,182 +1,87 @@
 /*
- * What the table of views tells of readers: which read in order and how far they will come, and
- * that those who read anywhere make nobody read ahead.
+ * Ranges of a bitmap, word by word and at the edges bit by bit: what the guard says of a read must
+ * be what looking at each chunk says, wherever the bitmap lies in memory.
  */
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
-#include "streams.h"
+#include "ember_io.h"
 #include "views.h"
 
-#define CHUNK 65536u
-#define CHUNKS 4096u
-#define LENGTH ((uint64_t)CHUNKS * CHUNK)
-#define PAGE 4096u
-#define MOST (4u << 20)
-#define INODE 7
+#define CHUNKS 700u
+#define CHUNK 4096u
+#define INODE 7u
 
-static uint8_t bitmap[CHUNKS / 8];
-static struct views views;
-
-static void begin(bool all_here)
+static bool each_set(const uint8_t *bitmap, unsigned int first, unsigned int last)
 {
-	memset(bitmap, all_here ? 0xff : 0, sizeof(bitmap));
+	for (unsigned int n = first; n <= last; n++)
+		if (!(bitmap[n / 8] & (1u << (n % 8))))
+			return false;
+	return true;
+}
+
+static void check_range(struct views *views, const uint8_t *bitmap, unsigned int first,
+			unsigned int last)
+{
+	uint64_t length = (uint64_t)(last - first + 1) * CHUNK;
+	enum view_answer wanted = each_set(bitmap, first, last) ? VIEW_READABLE : VIEW_MISSING;
+	struct reading reading;
+
+	CHECK_EQ(views_check(views, INODE, (uint64_t)first * CHUNK, &length, &reading), wanted);
+}
+
+static void ranges_are_what_their_bits_are(unsigned int misaligned)
+{
+	static uint8_t room[CHUNKS / 8 + 32] __attribute__((aligned(8)));
+	uint8_t *bitmap = room + misaligned;
+	struct views views;
+
+	memset(room, 0xff, sizeof(room));
 	CHECK_EQ(views_init(&views), 0);
-	CHECK_EQ(views_add(&views, INODE, bitmap, sizeof(bitmap), CHUNK, LENGTH), 0);
-	views_read_ahead(&views, MOST);
-}
+	CHECK_EQ(views_add(&views, INODE, bitmap, CHUNKS / 8 + 1, CHUNK,
+			   (uint64_t)CHUNKS * CHUNK), 0);
+	check_range(&views, bitmap, 0, CHUNKS - 1);
+	for (unsigned int hole = 0; hole < CHUNKS; hole++) {
+		bitmap[hole / 8] &= (uint8_t)~(1u << (hole % 8));
+		check_range(&views, bitmap, 0, CHUNKS - 1);
+		check_range(&views, bitmap, hole, hole);
+		if (hole > 0)
+			check_range(&views, bitmap, 0, hole - 1);
+		if (hole + 1 < CHUNKS)
+			check_range(&views, bitmap, hole + 1, CHUNKS - 1);
+		for (int turn = 0; turn < 20; turn++) {
+			unsigned int first = (unsigned int)rand() % CHUNKS;
+			unsigned int last = first + (unsigned int)rand() % (CHUNKS - first);
 
-static enum view_answer look(uint64_t offset, uint64_t length, struct reading *reading)
-{
-	return views_check(&views, INODE, offset, &length, reading);
-}
-
-static void bring(uint64_t offset, uint64_t length)
-{
-	for (uint64_t n = offset / CHUNK; n <= (offset + length - 1) / CHUNK; n++)
-		bitmap[n / 8] |= (uint8_t)(1u << (n % 8));
-}
-
-/* Reads the view in order, page by page, as an owner would have it that does as it is told. */
-static void a_reader_in_order_misses_little(void)
-{
-	unsigned int misses = 0, hints = 0;
-	struct reading reading;
-
-	begin(false);
-	for (uint64_t at = 0; at < 64u << 20; at += PAGE) {
-		enum view_answer answer = look(at, PAGE, &reading);
-
-		if (answer == VIEW_MISSING) {
-			misses++;
-			bring(at, PAGE);
-		} else if (reading.ahead_length) {
-			hints++;
+			check_range(&views, bitmap, first, last);
 		}
-		CHECK(reading.ahead_length <= MOST);
-		if (reading.ahead_length) {
-			CHECK_EQ(reading.ahead_offset, at + PAGE);
-			bring(reading.ahead_offset, reading.ahead_length);
-		}
+		bitmap[hole / 8] |= (uint8_t)(1u << (hole % 8));
 	}
-	CHECK(misses <= 2);
-	CHECK(hints >= 16 && hints <= 64); /* half of what it may look ahead, each time */
 	views_free(&views);
 }
 
-static void the_window_grows_with_the_run(void)
+static void the_next_zero_is_found(void)
 {
-	uint64_t last = 0;
-	struct reading reading;
+	static uint8_t bits[CHUNKS / 8 + 1];
 
-	begin(false);
-	for (unsigned int n = 0; n < 64; n++) { /* nothing ever comes: each of them is a miss */
-		CHECK_EQ(look((uint64_t)n * CHUNK, CHUNK, &reading), VIEW_MISSING);
-		CHECK(reading.ahead_length >= last);
-		CHECK(reading.ahead_length <= 2 * (uint64_t)(n + 1) * CHUNK);
-		last = reading.ahead_length;
+	memset(bits, 0xff, sizeof(bits));
+	for (unsigned int hole = 0; hole < CHUNKS; hole++) {
+		bits[hole / 8] &= (uint8_t)~(1u << (hole % 8));
+		CHECK_EQ(ember_bits_next_zero(bits, 0, CHUNKS), hole);
+		CHECK_EQ(ember_bits_next_zero(bits, hole, CHUNKS), hole);
+		CHECK_EQ(ember_bits_next_zero(bits, 0, hole), -1);
+		CHECK_EQ(ember_bits_next_zero(bits, hole + 1, CHUNKS), -1);
+		bits[hole / 8] |= (uint8_t)(1u << (hole % 8));
 	}
-	CHECK_EQ(last, MOST);
-	views_free(&views);
-}
-
-static void readers_that_read_anywhere_make_nobody_read_ahead(void)
-{
-	struct reading reading;
-
-	begin(false);
-	srand(3);
-	for (unsigned int n = 0; n < 200; n++) {
-		uint64_t at = (uint64_t)(n * 2654435761u % CHUNKS) * CHUNK;
-
-		look(at, PAGE, &reading);
-		CHECK_EQ(reading.ahead_length, 0);
-	}
-	CHECK(reading.again < 8);
-	views_free(&views);
-}
-
-static void several_readers_have_a_stream_each(void)
-{
-	struct reading reading;
-	unsigned int told = 0;
-
-	begin(true);
-	memset(bitmap + CHUNKS / 16, 0, CHUNKS / 16); /* the second half is missing */
-	for (uint64_t at = 0; at < 2u << 20; at += PAGE)
-		for (unsigned int reader = 0; reader < 8; reader++) {
-			uint64_t base = LENGTH / 2 - (1u << 20) - reader * (16u << 20);
-
-			look(base + at, PAGE, &reading);
-			told += reader > 0 && reading.ahead_length > 0;
-			CHECK(reading.again > 0);
-		}
-	CHECK_EQ(told, 0); /* all is here where seven of them read */
-	CHECK(reading.again > 200);
-	views_free(&views);
-}
-
-static void pages_out_of_order_and_read_again_are_one_stream(void)
-{
-	struct streams streams;
-	struct stream *stream = NULL;
-
-	streams_init(&streams);
-	for (uint64_t at = 0; at < 1u << 20; at += 2 * PAGE) {
-		streams_note(&streams, at + PAGE, PAGE, CHUNK);
-		stream = streams_note(&streams, at, PAGE, CHUNK);
-		stream = streams_note(&streams, at, PAGE, CHUNK);
-	}
-	CHECK_EQ(streams.count, 1);
-	CHECK_EQ(stream->end, 1u << 20);
-	CHECK(stream->run <= 1u << 20);
-	CHECK(stream->run >= 1u << 19);
-}
-
-static void the_end_of_a_view_is_the_end_of_what_is_ahead(void)
-{
-	struct reading reading;
-	uint64_t at;
-
-	begin(false);
-	for (at = LENGTH - (1u << 20); at < LENGTH; at += CHUNK) {
-		look(at, CHUNK, &reading);
-		CHECK(reading.ahead_length <= LENGTH - at - CHUNK);
-	}
-	CHECK_EQ(reading.ahead_length, 0);
-	look(LENGTH + PAGE, PAGE, &reading);
-	CHECK_EQ(reading.ahead_length, 0);
-	/* The view is registered anew, shorter, while a stream stands behind its end. */
-	CHECK_EQ(views_add(&views, INODE, bitmap, sizeof(bitmap), CHUNK, CHUNK), 0);
-	look(0, CHUNK, &reading);
-	CHECK_EQ(reading.ahead_length, 0);
-	views_free(&views);
-}
-
-static void nothing_is_told_unless_it_is_wanted(void)
-{
-	struct reading reading;
-
-	begin(false);
-	views_read_ahead(&views, 0);
-	for (uint64_t at = 0; at < 4u << 20; at += CHUNK) {
-		CHECK_EQ(look(at, CHUNK, &reading), VIEW_MISSING);
-		CHECK_EQ(reading.ahead_length, 0);
-	}
-	views_free(&views);
 }
 
 int main(void)
 {
-	a_reader_in_order_misses_little();
-	the_window_grows_with_the_run();
-	readers_that_read_anywhere_make_nobody_read_ahead();
-	several_readers_have_a_stream_each();
-	pages_out_of_order_and_read_again_are_one_stream();
-	the_end_of_a_view_is_the_end_of_what_is_ahead();
-	nothing_is_told_unless_it_is_wanted();
+	srand(3);
+	for (unsigned int misaligned = 0; misaligned < 8; misaligned++)
+		ranges_are_what_their_bits_are(misaligned);
+	the_next_zero_is_found();
 	return 0;
 }
