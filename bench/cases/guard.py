@@ -170,13 +170,13 @@ def run(settings: Settings, say: Progress) -> Result:
                 "µs",
                 middle["ignored"],
                 middle["unmarked"],
-                1.05,
                 against="unmarked",
             )
         )
         result.notes.append(
-            f"{READS} reads of cached pages of 4 KiB; events of a complete file:"
-            f" {at.guard.counts().events - before}."
+            f"{READS} reads of cached pages of 4 KiB; events of the complete file:"
+            f" {at.guard.counts().events - before}. A layer's mount adds these costs only where its"
+            " own page cache lacks something, and none where it is mounted past the mark."
         )
     return result
 
