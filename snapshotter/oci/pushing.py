@@ -8,6 +8,7 @@ away from the host.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -17,6 +18,7 @@ from snapshotter.clock import Clock
 from snapshotter.content import Digest
 from snapshotter.errors import (
     CorruptError,
+    DeadlineError,
     EmberError,
     InvalidArgumentError,
     NotFoundError,
@@ -79,11 +81,28 @@ class Pushed:
     subject_known: bool
 
 
+@dataclass(frozen=True, slots=True)
+class UploadPace:
+    """How long a request may take: ``answer_s``, and its body's bytes at the slowest rate."""
+
+    answer_s: float = 90.0
+    slowest_bytes_per_s: float = 50_000
+
+    def limit_s(self, body_bytes: int) -> float:
+        return self.answer_s + body_bytes / self.slowest_bytes_per_s
+
+
 class Pusher:
     """Pushes into the repository of a reference; made for several callers at once."""
 
     def __init__(
-        self, asker: Asker, target: Reference, clock: Clock, patience: Patience = PATIENCE
+        self,
+        asker: Asker,
+        target: Reference,
+        clock: Clock,
+        patience: Patience = PATIENCE,
+        *,
+        pace: UploadPace | None = None,
     ) -> None:
         """Push to the registry of ``target`` itself, or to the first mirror that takes pushes if
         hosts.toml lets the registry have none. ConfigError if nobody takes any."""
@@ -95,6 +114,7 @@ class Pusher:
         self.clock = clock
         self.host: Host = next((host for host in hosts if host.is_server), hosts[0])
         self._patience = patience
+        self._pace = pace or UploadPace()
 
     async def blob(self, digest: Digest, body: Body, mount_from: str | None = None) -> bool:
         """Have ``body`` in the repository as ``digest``; False if it was there already.
@@ -215,7 +235,14 @@ class Pusher:
         return replace(self._request("", headers).to(location, at_home=at_home))
 
     async def _send(self, request: Request) -> Response:
-        return await self.asker.sender.send(request)
+        """The head of the answer. DeadlineError if the other side takes the body too slowly."""
+        limit_s = self._pace.limit_s(len(request.body or b""))
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self.asker.sender.send(request)
+        except TimeoutError:
+            where = without_query(request.url)
+            raise DeadlineError(f"push to {where}: no answer in {limit_s:.0f} s") from None
 
     async def _located(self, request: Request, response: Response) -> str:
         """Where the upload goes on. A registry behind a proxy that ends TLS may not know its own

@@ -53,14 +53,15 @@ def fallback_tag(digest: Digest) -> str:
 async def list_referrers(asker: Asker, image: Reference, artifact_type: str) -> list[Descriptor]:
     """What refers to ``image``, of ``artifact_type``; empty if nothing does.
 
-    Entries that don't tell their type (old tools and registries write such) come last. All hosts
-    that may be asked for referrers are asked until one has some. Raises as
-    `RegistryClient.manifest`, and RefusedError if what came is no list.
+    Entries that don't tell their type (old tools and registries write such) come last. Hosts that
+    may be asked for referrers are asked until one has some, then those that may only resolve, for
+    the tag. Raises as `RegistryClient.manifest`, and RefusedError if what came is no list.
     """
     assert image.digest is not None
     what = f"referrers of {image.name}@{image.digest}"
     lister = _Lister(asker, image, image.digest, artifact_type, what)
     hosts = asker.book.hosts(image.registry, "referrers")
+    hosts += [host for host in asker.book.hosts(image.registry, "resolve") if host not in hosts]
     wanted = Wanted(image.registry, image.repository)
     try:
         return await asker.soonest(hosts, wanted, None, lister.list_at, what)
@@ -82,7 +83,7 @@ class _Lister:
 
     async def list_at(self, host: Host) -> list[Descriptor]:
         """The entries at ``host``; NotFoundError if it has none, so that others are asked."""
-        entries = await self._by_api(host)
+        entries = await self._by_api(host) if "referrers" in host.capabilities else None
         if entries is None:
             entries = await read_fallback(self._asker, host, self._image, self._digest)
         found = _filtered(entries, self._type)

@@ -8,14 +8,15 @@ import random
 
 import pytest
 
-from snapshotter.errors import EmberError, RefusedError, UnavailableError
+from snapshotter.errors import DeadlineError, EmberError, RefusedError, UnavailableError
 from snapshotter.oci import pushing
 from snapshotter.oci.attaching import ROUND_LIMIT, attach
 from snapshotter.oci.documents import OCI_MANIFEST, Descriptor
-from snapshotter.oci.pushing import BytesBody, Pusher
+from snapshotter.oci.pushing import BytesBody, Pusher, UploadPace
 from snapshotter.oci.reference import Reference
 from snapshotter.oci.referrers import fallback_tag
 from snapshotter.oci.registry import RegistryClient
+from snapshotter.oci.retry import Patience
 from tests.fakes.clients import registry_client
 from tests.fakes.http_server import Answer, Seen
 from tests.fakes.registry import Change, answer_with, cut, sha256
@@ -128,6 +129,28 @@ async def test_a_location_of_no_use_is_no_crash(location: str) -> None:
         with pytest.raises(UnavailableError, match=r"Location|TLS|answer|connect|route"):
             await _pusher(client, registry).blob(DIGEST, BytesBody(DATA))
         assert _kept(registry) is None
+
+
+async def test_a_registry_that_takes_nothing_ends_the_push() -> None:
+    async def stand_still(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await done.wait()
+        writer.close()
+
+    done = asyncio.Event()
+    deaf = await asyncio.start_server(stand_still, "127.0.0.1", 0)
+    place = f"http://127.0.0.1:{deaf.sockets[0].getsockname()[1]}/v2/team/app/blobs/uploads/1"
+    body = BytesBody(bytes(16 * 1024 * 1024))
+    async with WritableRegistry() as registry, registry_client() as client:
+        there = answer_with(202, ("Location", place))
+        registry.inject(there, lambda seen: seen.method == "POST")
+        target = Reference(registry.authority, "team/app")
+        once, pace = Patience(attempts=1), UploadPace(0.5, 1e9)
+        pusher = Pusher(client.asker, target, SkippingClock(), once, pace=pace)
+        with pytest.raises(DeadlineError, match="no answer in"):
+            await pusher.blob(sha256(body.data), body)
+        done.set()
+    deaf.close()
 
 
 class _Bearer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,6 +186,38 @@ async def test_a_refusal_says_so() -> None:
         registry.inject(answer_with(403), _is_referrers)
         with pytest.raises(EmberError, match="lets in none of the credentials"):
             await _found(client, registry)
+
+
+def _with_mirror(folder: Path, mirror: str, registry: WritableRegistry, words: str) -> Path:
+    own = folder / registry.authority
+    own.mkdir()
+    text = f'server = "{registry.url}"\n[host."{mirror}"]\ncapabilities = [{words}]\n'
+    (own / "hosts.toml").write_text(text)
+    return folder
+
+
+async def test_a_mirror_that_has_nothing_does_not_end_the_search(tmp_path: Path) -> None:
+    async with WritableRegistry() as mirror, WritableRegistry() as registry:
+        certs = _with_mirror(tmp_path, mirror.url, registry, '"pull", "referrers"')
+        wanted = _attach(registry, 1)
+        async with registry_client(certs=certs) as client:
+            assert await _found(client, registry) == wanted
+        (asked,) = mirror.asked("/referrers/")
+        assert asked.query == {"artifactType": KIND, "ns": registry.authority}
+
+
+async def test_a_mirror_without_referrers_is_asked_for_the_tag_alone(tmp_path: Path) -> None:
+    async with WritableRegistry() as mirror, WritableRegistry() as registry:
+        certs = _with_mirror(tmp_path, mirror.url, registry, '"pull", "resolve"')
+        data = _manifest(0)
+        _list_under_tag(mirror, [_entry(data)])
+        async with registry_client(certs=certs) as client:
+            registry.inject(answer_with(500))
+            assert await _found(client, registry) == [sha256(data)]
+            registry.heal()
+            wanted = _attach(registry, 1)
+            assert await _found(client, registry) == wanted
+        assert not mirror.asked("/referrers/")
 
 
 @pytest.mark.parametrize(
