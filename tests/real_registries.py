@@ -66,7 +66,7 @@ def _answers(port: int) -> bool:
 @contextlib.contextmanager
 def referrers_registry(folder: Path) -> Iterator[str]:
     """``host:port`` of one that knows referrers."""
-    with subprocess.Popen([_program()], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([program()], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             yield server.stdout.readline().strip()
@@ -74,7 +74,7 @@ def referrers_registry(folder: Path) -> Iterator[str]:
             server.kill()
 
 
-def _program() -> Path:
+def program() -> Path:
     """Built on the first call (seconds), kept in the cache folder under its source's digest."""
     sources = [MODULE / name for name in ("main.go", "go.mod", "go.sum")]
     name = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]

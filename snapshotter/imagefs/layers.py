@@ -111,11 +111,9 @@ class Layers:
         What is mounted of the layer stays, and is what is shown.
         """
         layer, view = entry.layer, entry.view
-        if (
-            layer is None
-            or view is None
-            or any(m.layer == layer for m in self._mounts.of_view(view))
-        ):
+        if layer is None or view is None:
+            return
+        if any(m.layer == layer and not m.suspect for m in self._mounts.of_view(view)):
             return
         doubts = self._others.doubts_of(Layer(layer, view, view, 0))
         if not doubts:

@@ -163,6 +163,8 @@ def test_status_says_what_the_document_says(place: Place, served: FakeOperations
         f"waiting    2 reads of view {LAZY['layers'][0]['diff_id']}, 42 s: registry: [gone]",
         "from registry: 30.0 kB",
         "engine     uring (io_uring works)",
+        "indexes    trust signed, 1 trusted key in /etc/ember/keys",
+        "lookups    1 found",
         f"indexing   {LAZY['layers'][0]['digest']} of {LAZY['names'][0]}: 40 % of 40.0 kB",
     ):
         assert wanted in out
@@ -176,6 +178,8 @@ def test_status_says_what_the_document_says(place: Place, served: FakeOperations
     out = place.ember("status", LAZY["names"][0]).stdout
     assert "registry 30.0 kB" in out
     assert "runs: k8s.io/c1\nruns: default/c2\n" in out
+    assert f"key {'c' * 16}" in out
+    assert "index of others: found\n" in out
 
 
 def test_an_image_has_a_row_for_each_of_its_names(place: Place, served: FakeOperations) -> None:
