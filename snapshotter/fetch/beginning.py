@@ -15,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from snapshotter.chunks.offload import offload, over
+from snapshotter.content import Extent
 from snapshotter.errors import RefusedError
 from snapshotter.fetch.sources import LayerSource
 from snapshotter.fetch.tally import Ledger
@@ -23,6 +24,8 @@ from snapshotter.image.decode import Decoder, Span
 from snapshotter.image.index import LayerIndex
 
 AHEAD_BYTES = 1024 * 1024
+"""So much is asked for before the window is here. It is read to its end, so that nothing holds a
+connection that the window may be waiting for."""
 Pieces = AsyncGenerator[bytes, None]
 
 
@@ -38,7 +41,7 @@ async def begin_without(
     pool: Executor,
     source: LayerSource,
     span: Span,
-    read: Callable[[], Pieces],
+    read: Callable[[Extent], Pieces],
     ledger: Ledger,
     *,
     demand: bool,
@@ -51,8 +54,10 @@ async def begin_without(
     index = source.index
     assert span.checkpoint is not None
     point = index.checkpoint(span.checkpoint)
+    first = Extent(span.in_offset, min(span.length_bytes, AHEAD_BYTES))
+    rest = Extent(first.end, span.in_end - first.end)
     vain = windows.is_vain(source)  # then bytes from here on are of use only if the window is here
-    ahead = None if vain else Ahead(read(), AHEAD_BYTES)
+    ahead = None if vain else Ahead(read(first))
     try:
         stored = await offload(pool, index.local_window, point)
         if stored is None:
@@ -61,7 +66,19 @@ async def begin_without(
         if ahead is not None:
             await ahead.close()
         raise
-    return Decoder(index, span, stored), read() if ahead is None else ahead.pieces()
+    if ahead is None:
+        return Decoder(index, span, stored), read(Extent(span.in_offset, span.length_bytes))
+    return Decoder(index, span, stored), _both(ahead, read, rest)
+
+
+async def _both(ahead: Ahead, read: Callable[[Extent], Pieces], rest: Extent) -> Pieces:
+    async with aclosing(ahead.pieces()) as pieces:
+        async for piece in pieces:
+            yield piece
+    if rest.length:
+        async with aclosing(read(rest)) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 def nearest_before(index: LayerIndex, span: Span) -> Decoder:
@@ -84,12 +101,11 @@ def nearest_before(index: LayerIndex, span: Span) -> Decoder:
 
 
 class Ahead:
-    """Reads before anybody takes: no more than ``most_bytes``, then it waits."""
+    """Reads before anybody takes."""
 
-    def __init__(self, pieces: Pieces, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, pieces: Pieces) -> None:
+        """Begin to read ``pieces``, all of which are held until they are taken."""
         self._read: deque[bytes] = deque()
-        self._bytes = 0
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._run(pieces))
 
@@ -98,11 +114,7 @@ class Ahead:
             async with aclosing(pieces):
                 async for piece in pieces:
                     self._read.append(piece)
-                    self._bytes += len(piece)
                     self._changed.set()
-                    while self._bytes >= self._most_bytes:
-                        self._changed.clear()
-                        await self._changed.wait()
         finally:
             self._changed.set()
 
@@ -111,10 +123,7 @@ class Ahead:
         try:
             while True:
                 while self._read:
-                    piece = self._read.popleft()
-                    self._bytes -= len(piece)
-                    self._changed.set()
-                    yield piece
+                    yield self._read.popleft()
                 if self._task.done():
                     self._task.result()
                     return

@@ -128,7 +128,7 @@ class Transfer:
                 crew.demand_pool,
                 source,
                 span,
-                lambda: self._read(tier, blob, span),
+                lambda extent: tier.read(blob, extent, demand=self._ticket.demand),
                 self._ledger,
                 demand=self._ticket.demand,
             )

@@ -7,6 +7,8 @@ import errno
 import logging
 import os
 import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 from snapshotter.content import BlobRef, Digest, Extent
 from snapshotter.errors import DeadlineError
+from snapshotter.fetch import beginning
 from snapshotter.fetch import windows as rules
 from snapshotter.image.index import LayerIndex
 from tests.fakes.hand_clock import HandClock
@@ -101,6 +104,39 @@ async def test_window_and_chunk_are_asked_for_at_the_same_time(scene: Scene) -> 
     assert len(scene.asked(scene.digest)) == len(scene.asked(scene.index.layer)) == 1
     scene.bench.tier.gate.set()
     assert await reading
+
+
+async def test_of_a_long_range_only_the_first_part_is_read_without_the_window(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beginning, "AHEAD_BYTES", 6000)
+    scene.bench.tier.gate.clear()
+    reading = asyncio.create_task(scene.reads_right(300_000, 60_000))
+    await until(lambda: scene.bench.tier.open_reads == 2)
+    scene.bench.tier.gate.set()
+    assert await reading
+    first, second = scene.asked(scene.index.layer)
+    assert first is not None
+    assert second is not None
+    assert (first.length, second.offset) == (6000, first.end)
+
+
+async def test_one_connection_is_enough(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OneAtATime(FakeTier):
+        connection = asyncio.Semaphore(1)
+
+        async def _send(self, *what: Any) -> AsyncGenerator[bytes, None]:
+            async with self.connection, aclosing(super()._send(*what)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    monkeypatch.setattr(beginning, "AHEAD_BYTES", 6000)
+    bench.tiers[:] = [OneAtATime()]
+    await bench.close()
+    await bench.open()
+    scene = Scene(bench)
+    places = [(offset, 60_000) for offset in range(0, 400_000, 90_000)]
+    assert all(await asyncio.gather(*(scene.reads_right(*place) for place in places)))
 
 
 async def test_a_window_that_is_here_is_not_asked_for_again(scene: Scene) -> None:
