@@ -165,7 +165,7 @@ class Registry(Section):
     docker_config: tuple[AbsolutePath, ...] = (Path("/root/.docker/config.json"),)
     credential_provider_config: AbsolutePath | None = None
     credential_provider_bin_dir: AbsolutePath | None = None
-    connections_per_host: Annotated[int, Field(ge=1, le=256)] = 48
+    connections_per_host: Annotated[int, Field(ge=1, le=256)] = 64
     connect_timeout: Annotated[Seconds, Field(gt=0)] = 10.0
     read_timeout: Annotated[Seconds, Field(gt=0)] = 30.0
     decision_timeout: SomeSeconds = 3.0
@@ -183,7 +183,7 @@ class Fetch(Section):
 
     miss_timeout: SomeSeconds = 300.0
     demand_slots: Annotated[int, Field(ge=1, le=1024)] = 32
-    background_slots: Annotated[int, Field(ge=1, le=256)] = 4
+    background_slots: Annotated[int, Field(ge=1, le=256)] = 16
     readahead: Bytes = 512 * 1024
 
 

@@ -197,7 +197,7 @@ def road_limits(config: Config) -> RoadLimits:
     return RoadLimits(
         miss_timeout_s=fetch.miss_timeout,
         demand_slots=fetch.demand_slots,
-        background_slots=fetch.background_slots,
+        background_slots=min(fetch.background_slots, max(1, registry.connections_per_host // 2)),
         most_of_one=max(1, registry.connections_per_host // 2),
         stall_s=HOSTS_TRIED * (registry.connect_timeout + registry.read_timeout),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from snapshotter.clock import Clock
 from snapshotter.fetch.limits import RoadLimits
+from snapshotter.fetch.pace import Origins
 from snapshotter.fetch.slots import Slots
 from snapshotter.fetch.sources import Sources
 from snapshotter.fetch.windows import Windows
@@ -22,6 +23,7 @@ class Crew:
     sources: Sources
     ranking: Ranking
     slots: Slots
+    origins: Origins
     decoders: DecoderPool
     windows: Windows
     demand_pool: Executor

@@ -26,6 +26,7 @@ from snapshotter.errors import (
 )
 from snapshotter.fetch.board import Board
 from snapshotter.fetch.crew import Crew
+from snapshotter.fetch.pace import origin_of
 from snapshotter.fetch.slots import Ticket
 from snapshotter.fetch.sources import LayerSource
 from snapshotter.fetch.tally import Ledger
@@ -67,7 +68,8 @@ class Job:
         self._ledger = ledger
         self._hand_over = hand_over
         self._ended = ended
-        self._ticket = Ticket(view.digest, demand=demand)
+        origin = "" if demand else _origin(crew, view)
+        self._ticket = Ticket(view.digest, demand=demand, origin=origin)
         self._transfer = Transfer(crew, view, ledger, self._ticket, board.arrived, board.is_wanted)
         self._task: asyncio.Task[None] | None = None
 
@@ -210,7 +212,14 @@ class Job:
             self._hand_over(self)  # a second source, of another packing than the first
             return
         try:
-            await self._transfer.ranges(tier, source, blob, self.left())
+            if self.demand or self.lasting:
+                await self._transfer.ranges(tier, source, blob, self.left())
+            else:
+                connections = self._crew.origins.of(origin_of(blob.repository))
+                with connections.running():
+                    await self._transfer.ranges(
+                        tier, source, blob, self.left(), connections.received
+                    )
         except RangeUnsupportedError as error:
             self._note(tier.name, str(error))
             if not self.lasting:
@@ -235,3 +244,11 @@ class Job:
         limits = self._crew.limits
         most_s = min(limits.backoff_most_s, limits.backoff_first_s * 2.0 ** min(rounds, 16))
         return most_s * self._crew.chance.uniform(0.5, 1.0)
+
+
+def _origin(crew: Crew, view: View) -> str:
+    """Where the view will be fetched from, most likely."""
+    for source in crew.sources.of_view(view.digest):
+        for blob in source.blobs:
+            return origin_of(blob.repository)
+    return ""

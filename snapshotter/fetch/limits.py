@@ -18,7 +18,8 @@ class RoadLimits:
 
     miss_timeout_s: float = 300.0
     demand_slots: int = 32
-    background_slots: int = 4
+    background_slots: int = 16
+    """At most; how many of them an origin gets is found out by what they bring."""
     most_of_one: int | None = None
     """The most slots of each kind that one view may have, where half of all is too many."""
     workers: int = 4

@@ -1,16 +1,15 @@
-"""How many ranged connections to one origin are worth it, found out by what they bring.
+"""How many background fetches from one origin at once are worth it, found out by what they bring.
 
 More are tried while more bring more: an origin that throttles each connection gets many, a link
 that is full gets no more than fill it. One that answers 429 gets half at once, and no more than
-that for a while. It opens nothing itself: whoever reads takes a turn for each range.
+that for a while. It only counts: the slots let in who may run.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from snapshotter.clock import Clock
 from snapshotter.errors import BusyError, UnavailableError
@@ -29,19 +28,21 @@ _ORIGINS = 256
 
 
 class Connections:
-    """The turns of one origin; event loop only.
+    """Those of one origin; event loop only.
 
-    Life: ``async with turn()`` around each ranged read, ``received`` for each piece of it. An
-    error that leaves the block is learnt from and goes on.
+    Life: ``with running()`` around each ranged read, ``received`` for each piece of it. An error
+    that leaves the block is learnt from and goes on. ``grown`` is called when more are allowed.
     """
 
-    def __init__(self, clock: Clock, *, most: int, first: int = 2) -> None:
+    def __init__(
+        self, clock: Clock, *, most: int, first: int = 4, grown: Callable[[], None] = lambda: None
+    ) -> None:
         self._clock = clock
         self._most = max(1, most)
+        self._grown = grown
         self.allowed = min(self._most, max(1, first))
-        """So many may be open now."""
+        """So many may run now."""
         self.open = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
         self._ramping = True
         self._rest = 0
         self._before: tuple[int, float] | None = None
@@ -53,10 +54,11 @@ class Connections:
         self._used_s = 0.0
         self._began_s = self._noted_s = clock.monotonic_s()
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait until one more may be open, and hold it for the length of the block."""
-        await self._enter()
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """One more runs for the length of the block."""
+        self._note()
+        self.open += 1
         try:
             yield
         except BusyError:
@@ -70,38 +72,13 @@ class Connections:
         finally:
             self._note()
             self.open -= 1
-            self._admit()
 
     def received(self, length_bytes: int) -> None:
-        """So many bytes have come in one of the turns."""
+        """So many bytes have come."""
         self._bytes += length_bytes
         self._note()
         if self._noted_s - self._began_s >= _WINDOW_S:
             self._judge()
-
-    async def _enter(self) -> None:
-        if self.open < self.allowed and not self._queue:
-            self._note()
-            self.open += 1
-            return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(place)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # it was its turn already
-                self._note()
-                self.open -= 1
-            self._admit()
-            raise
-
-    def _admit(self) -> None:
-        while self._queue and self.open < self.allowed:
-            place = self._queue.popleft()
-            if not place.done():
-                self._note()
-                self.open += 1
-                place.set_result(None)
 
     def _note(self) -> None:
         """Count the time that connections were open until now; to come before each change."""
@@ -133,7 +110,7 @@ class Connections:
             self._ceiling = self._most
         more = self.allowed if self._ramping else max(1, self.allowed // 4)
         self.allowed = min(self._ceiling, self.allowed + more)
-        self._admit()
+        self._grown()
 
     def _refused(self) -> None:
         """It asked for quiet. All that are open may say so at once: that is one refusal."""
@@ -162,23 +139,35 @@ class Connections:
 
 
 class Origins:
-    """The connections of each origin, made when it is first asked; the least used are forgotten."""
+    """Of every origin, made when it is first asked; those used least are forgotten."""
 
     def __init__(self, clock: Clock, *, most: int) -> None:
+        self.grown: Callable[[], None] = lambda: None
+        """Called when an origin is allowed more."""
         self._clock = clock
         self._most = most
         self._known: OrderedDict[str, Connections] = OrderedDict()
 
-    def of(self, repository: str) -> Connections:
-        """Those of the registry that ``repository`` (``host[:port]/path``) lies in."""
-        name = repository.partition("/")[0]
-        known = self._known.get(name)
+    def of(self, origin: str) -> Connections:
+        """Those of a registry (`origin_of` names it)."""
+        known = self._known.get(origin)
         if known is None:
-            known = self._known[name] = Connections(self._clock, most=self._most)
-        self._known.move_to_end(name)
+            known = self._known[origin] = Connections(
+                self._clock, most=self._most, grown=lambda: self.grown()
+            )
+        self._known.move_to_end(origin)
         for idle in [other for other in self._known if not self._known[other].open]:
             if len(self._known) <= _ORIGINS:
                 break
-            if idle != name:
+            if idle != origin:
                 del self._known[idle]
         return known
+
+    def allowed(self, origin: str) -> int:
+        """How many fetches from there may run now."""
+        return self.of(origin).allowed
+
+
+def origin_of(repository: str) -> str:
+    """The registry that ``repository`` (``host[:port]/path``) lies in."""
+    return repository.partition("/")[0]

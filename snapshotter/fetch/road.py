@@ -23,6 +23,7 @@ from snapshotter.fetch.crew import Crew
 from snapshotter.fetch.fill import Fill, Speed
 from snapshotter.fetch.lane import Lane
 from snapshotter.fetch.limits import RoadLimits
+from snapshotter.fetch.pace import Origins
 from snapshotter.fetch.slots import Slots
 from snapshotter.fetch.sources import Sources
 from snapshotter.fetch.tally import Ledger, Tally
@@ -64,12 +65,17 @@ class Road:
         ranking = Ranking(
             [guarded(tier, stall_s=self.limits.stall_s) for tier in tiers], self._clock
         )
+        origins = Origins(self._clock, most=self.limits.background_slots)
         self._crew = Crew(
             sources=sources,
             ranking=ranking,
             slots=Slots(
-                self.limits.demand_slots, self.limits.background_slots, self.limits.most_of_one
+                self.limits.demand_slots,
+                self.limits.background_slots,
+                self.limits.most_of_one,
+                origins.allowed,
             ),
+            origins=origins,
             decoders=DecoderPool(),
             windows=Windows(ranking.order, self._pools[0], self._clock),
             demand_pool=self._pools[0],
@@ -79,6 +85,7 @@ class Road:
             chance=chance or random.Random(),
         )
         slots, jobs = self._crew.slots, self._metrics.jobs
+        origins.grown = slots.look_again
         jobs.labels("running").set_function(lambda: slots.running)
         jobs.labels("queued").set_function(lambda: slots.queued)
         self._lanes: dict[Digest, Lane] = {}

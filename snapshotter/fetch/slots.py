@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Ticket:
     """One fetch's place; ``demand`` may turn true at any time, by Slots.promote()."""
 
-    __slots__ = ("aside", "demand", "owner", "running", "turn")
+    __slots__ = ("aside", "demand", "origin", "owner", "running", "turn")
 
-    def __init__(self, owner: Hashable, *, demand: bool) -> None:
+    def __init__(self, owner: Hashable, *, demand: bool, origin: str = "") -> None:
         self.owner = owner
+        self.origin = origin
+        """Where it fetches from: background fetches from one origin have a bound of their own."""
         self.demand = demand
         self.running = False
         self.turn: asyncio.Future[None] | None = None
@@ -30,10 +35,14 @@ class Ticket:
 class _Set:
     """Some slots and who queues for them: owners take turns, each one's first come goes first."""
 
-    def __init__(self, slots: int, most_of_one: int) -> None:
+    def __init__(
+        self, slots: int, most_of_one: int, most_from: Callable[[str], int] | None = None
+    ) -> None:
         self._slots = slots
         self._most_of_one = most_of_one
+        self._most_from = most_from
         self._running: Counter[Hashable] = Counter()
+        self._origins: Counter[str] = Counter()
         self._queues: dict[Hashable, deque[Ticket]] = {}
         self.running = 0
 
@@ -58,18 +67,18 @@ class _Set:
     def enter(self, ticket: Ticket) -> None:
         self.running += 1
         self._running[ticket.owner] += 1
+        self._origins[ticket.origin] += 1
 
     def end(self, ticket: Ticket) -> None:
         self.running -= 1
-        self._running[ticket.owner] -= 1
-        if not self._running[ticket.owner]:
-            del self._running[ticket.owner]
+        _less(self._running, ticket.owner)
+        _less(self._origins, ticket.origin)
 
     def next(self) -> Ticket | None:
         """Take whose turn it is out of the queue; None while nobody there may run."""
         share = min(self._slots - self.running, self._most_of_one)
         for owner, queue in self._queues.items():
-            if self._running[owner] < share:
+            if self._running[owner] < share and self._may_run(queue[0].origin):
                 ticket = queue.popleft()
                 del self._queues[owner]
                 if queue:  # its next one comes after everybody else's
@@ -77,16 +86,32 @@ class _Set:
                 return ticket
         return None
 
+    def _may_run(self, origin: str) -> bool:
+        return self._most_from is None or self._origins[origin] < self._most_from(origin)
+
+
+def _less(counts: Counter[K], key: K) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+
 
 class Slots:
-    """Two bounded sets of slots; ``most_of_one`` bounds further what an owner has of each."""
+    """Two bounded sets of slots; ``most_of_one`` bounds further what an owner has of each.
+
+    ``most_from``: how many background fetches from an origin may run now.
+    """
 
     def __init__(
-        self, demand_slots: int, background_slots: int, most_of_one: int | None = None
+        self,
+        demand_slots: int,
+        background_slots: int,
+        most_of_one: int | None = None,
+        most_from: Callable[[str], int] | None = None,
     ) -> None:
         self._sets = {
             True: _Set(demand_slots, most_of_one or demand_slots),
-            False: _Set(background_slots, most_of_one or background_slots),
+            False: _Set(background_slots, most_of_one or background_slots, most_from),
         }
         self._aside: set[Ticket] = set()
 
@@ -108,6 +133,10 @@ class Slots:
             yield
         finally:
             self._end(ticket)
+
+    def look_again(self) -> None:
+        """More may run from some origin than before."""
+        self._next()
 
     def promote(self, ticket: Ticket) -> None:
         """Somebody waits for this fetch now: it queues, or goes on, as demand."""

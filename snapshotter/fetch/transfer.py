@@ -81,6 +81,7 @@ class Transfer:
         self._ticket = ticket
         self._arrived = arrived
         self._is_wanted = is_wanted
+        self._came: Callable[[int], None] | None = None
         self._runs = Runs(view, crew.background_pool, ledger, arrived)
         self._coming: Iterator[tuple[int, bytes]] | None = None
         self._later: list[tuple[int, bytes]] = []
@@ -89,13 +90,19 @@ class Transfer:
         self._taken = asyncio.Event()
 
     async def ranges(
-        self, tier: Tier, source: LayerSource, blob: BlobRef, chunks: Sequence[int]
+        self,
+        tier: Tier,
+        source: LayerSource,
+        blob: BlobRef,
+        chunks: Sequence[int],
+        came: Callable[[int], None] | None = None,
     ) -> None:
         """Fetch the ranges that give ``chunks``; what comes out on the way is kept too.
 
-        Raises what the tier raised, CorruptError for bytes that are not the layer's, NoSpaceError,
-        or what the view's disk says.
+        ``came`` is told of the length of each piece. Raises what the tier raised, CorruptError for
+        bytes that are not the layer's, NoSpaceError, or what the view's disk says.
         """
+        self._came = came
         for span in plan(source.index, chunks, gap_bytes=self._crew.limits.gap_bytes):
             try:
                 await self._range(tier, *await self._begin(tier, source, blob, span))
@@ -162,6 +169,8 @@ class Transfer:
             async with aclosing(pieces):
                 async for piece in pieces:
                     self._ledger.received(tier.name, len(piece), demand=self._ticket.demand)
+                    if self._came is not None:
+                        self._came(len(piece))
                     come += len(piece)
                     self.in_offset = come
                     full = self._inbox_bytes >= _AHEAD_BYTES

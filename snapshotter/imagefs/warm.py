@@ -33,7 +33,7 @@ from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.views import Views
 
-WINDOWS_AT_ONCE = 4
+WINDOWS_AT_ONCE = 16
 """So many ranges of a layer are asked for side by side; how many run, the road's slots say."""
 LAYERS_AT_ONCE = 16
 ROUNDS = 8

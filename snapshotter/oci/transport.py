@@ -42,7 +42,7 @@ class TransportLimits:
     queue_s: float = 60.0
     slowest_bytes_per_s: int = 512
     connections: int = 256
-    connections_per_host: int = 48
+    connections_per_host: int = 64
 
 
 class Pace:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from snapshotter.errors import BusyError, UnavailableError
-from snapshotter.fetch.pace import Connections, Origins
+from snapshotter.fetch.pace import Connections, Origins, origin_of
+from snapshotter.fetch.slots import Slots, Ticket
 from tests.fakes.hand_clock import HandClock
 
 TICK_S = 0.05
@@ -21,25 +22,29 @@ class Origin:
 
     def __init__(self, rate: Callable[[int], float], most: int = 32, readers: int = 40) -> None:
         self.clock = HandClock()
-        self.connections = Connections(self.clock, most=most)
+        self.origins = Origins(self.clock, most=most)
+        self.connections = self.origins.of("registry")
+        self.slots = Slots(1, most, most, self.origins.allowed)
+        self.origins.grown = self.slots.look_again
         self.rate = rate
         self.most_at_once: int | None = None
         self.resets: random.Random | None = None
         self.highest = 0
         self.received = 0.0
-        self._tasks = [asyncio.create_task(self._reader()) for _ in range(readers)]
+        self._tasks = [asyncio.create_task(self._reader(number)) for number in range(readers)]
 
-    async def _reader(self) -> None:
+    async def _reader(self, number: int) -> None:
         while True:
             try:
-                await self._read()
+                async with self.slots.hold(Ticket(number, demand=False, origin="registry")):
+                    await self._read()
             except BusyError:
                 await self.clock.sleep(1.0)
             except UnavailableError:
                 await self.clock.sleep(TICK_S)
 
     async def _read(self) -> None:
-        async with self.connections.turn():
+        with self.connections.running():
             self.highest = max(self.highest, self.connections.open)
             if self.most_at_once is not None and self.connections.open > self.most_at_once:
                 raise BusyError("too many")
@@ -74,7 +79,7 @@ async def test_an_origin_that_throttles_each_connection_gets_as_many_as_there_ma
 async def test_a_full_link_gets_few() -> None:
     origin = Origin(lambda readers: 25 * MB / readers)
     await origin.run(60)
-    assert origin.connections.allowed <= 4
+    assert origin.connections.allowed <= 5
     await origin.close()
 
 
@@ -99,7 +104,7 @@ async def test_many_refusals_at_once_are_one() -> None:
     connections = Connections(clock, most=32, first=16)
 
     async def refused() -> None:
-        async with connections.turn():
+        with connections.running():
             await clock.sleep(1.0)
             raise BusyError("429")
 
@@ -126,45 +131,47 @@ async def test_an_origin_that_breaks_off_everything_gets_one() -> None:
     clock = HandClock()
     connections = Connections(clock, most=32, first=16)
     for _ in range(60):
-        with pytest.raises(UnavailableError):
-            async with connections.turn():
-                raise UnavailableError("reset")
+        with pytest.raises(UnavailableError), connections.running():
+            raise UnavailableError("reset")
     assert connections.allowed == 1
 
 
 async def test_a_number_that_was_never_used_is_not_judged() -> None:
     origin = Origin(lambda readers: 2 * MB, readers=1)
     await origin.run(20)
-    assert origin.connections.allowed == 2
+    assert origin.connections.allowed == 4
     await origin.close()
 
 
-async def test_whoever_gives_up_waiting_lets_the_next_one_in() -> None:
-    connections = Connections(HandClock(), most=1)
-    entered: list[str] = []
-
-    async def enter(name: str) -> None:
-        async with connections.turn():
-            entered.append(name)
-
-    async with connections.turn():
-        first, second = (asyncio.create_task(enter(name)) for name in ("first", "second"))
-        await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        assert entered == []
-    await second
-    assert entered == ["second"]
-    assert connections.open == 0
-
-
-async def test_repositories_of_one_registry_share_its_connections() -> None:
+async def test_origins_that_are_not_in_use_are_forgotten() -> None:
     origins = Origins(HandClock(), most=8)
-    assert origins.of("one.example:5000/a/b") is origins.of("one.example:5000/c")
-    assert origins.of("one.example:5000/a") is not origins.of("one.example/a")
-    used = origins.of("used.example/a")
-    async with used.turn():
+    used = origins.of("used.example")
+    with used.running():
         for number in range(1000):
-            origins.of(f"r{number}.example/a")
-        assert origins.of("used.example/b") is used
+            origins.of(f"r{number}.example")
+        assert origins.of("used.example") is used
     assert len(origins._known) <= 256
+
+
+def test_repositories_of_one_registry_share_its_connections() -> None:
+    assert origin_of("one.example:5000/a/b") == origin_of("one.example:5000/c")
+    assert origin_of("one.example:5000/a") != origin_of("one.example/a")
+
+
+async def test_one_origin_that_refuses_leaves_the_others_their_fetches() -> None:
+    slots = Slots(1, 8, 8, {"strict": 1, "kind": 8}.__getitem__)
+    running = list[str]()
+    end = asyncio.Event()
+
+    async def fetch(number: int, origin: str) -> None:
+        async with slots.hold(Ticket(number, demand=False, origin=origin)):
+            running.append(origin)
+            await end.wait()
+
+    tasks = [asyncio.create_task(fetch(n, "strict" if n < 5 else "kind")) for n in range(10)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert sorted(running) == ["kind"] * 5 + ["strict"]
+    end.set()
+    await asyncio.gather(*tasks)
+    assert sorted(running) == ["kind"] * 5 + ["strict"] * 5

@@ -214,6 +214,7 @@ def test_one_view_leaves_connections_and_a_silent_host_is_noted_before_its_read_
     assert limits.stall_s < limits.miss_timeout_s
     few = road_limits(parse("[registry]\nconnections_per_host = 8\n", "test"))
     assert few.most_of_one == 4
+    assert few.background_slots == 4
     assert road_limits(parse("[registry]\nconnections_per_host = 1\n", "test")).most_of_one == 1
 
 
