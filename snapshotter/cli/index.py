@@ -80,7 +80,10 @@ def build_command(
     ] = None,
     keys: Keys = None,
     parallel: Annotated[
-        int, typer.Option(min=0, max=64, help="Layers read at once [default: by the cores]")
+        int,
+        typer.Option(
+            min=0, max=64, show_default=False, help="Layers read at once [default: by the cores]"
+        ),
     ] = 0,
     json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ from snapshotter.clock import Clock
 from snapshotter.content import Digest
 from snapshotter.errors import EmberError, RefusedError
 from snapshotter.indexes.artifact import ARTIFACT_TYPE
-from snapshotter.indexes.find import CANDIDATE_LIMIT, Found, load
+from snapshotter.indexes.find import Found, likely, load
 from snapshotter.indexes.keys import Keyring, SigningKey, TrustedKeys, load_signing_key
 from snapshotter.indexes.publish import LocalIndex, RegistryTarget, Subject, publish
 from snapshotter.oci.platform import host_platform
@@ -55,9 +55,9 @@ class RegistryPublisher:
         whom we trust if we sign; else the very same indexes."""
         known = self._trusted.read().keys | {key.key_id: key.key.public_key() for key in keys}
         plain = await asyncio.to_thread(_plain_digests, indexes)
-        for entry in (await self._registry.referrers(image, ARTIFACT_TYPE))[:CANDIDATE_LIMIT]:
+        ring = Keyring(known)
+        for entry in likely(await self._registry.referrers(image, ARTIFACT_TYPE), ring):
             try:
-                ring = Keyring(known)
                 found = await load(self._registry, image, entry.digest, ring, entry.size_bytes)
             except EmberError:
                 continue  # one that can't be used stands in nobody's way

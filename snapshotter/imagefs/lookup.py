@@ -23,7 +23,7 @@ from snapshotter.imagefs.decision import ImageDocument
 from snapshotter.imagefs.provenance import Origin, Provenance
 from snapshotter.imagefs.trust import REGISTRY, Trust
 from snapshotter.indexes.artifact import ARTIFACT_TYPE, IndexedLayer
-from snapshotter.indexes.find import CANDIDATE_LIMIT, Source, load
+from snapshotter.indexes.find import Source, likely, load
 from snapshotter.indexes.keys import Keyring
 from snapshotter.oci.documents import Descriptor
 from snapshotter.oci.reference import Reference, parse_reference
@@ -184,7 +184,7 @@ class Lookup:
             return Outcome(Found.ABSENT, "no index lies beside it in its repository")
         left = list(dict.fromkeys(wanted))
         faults: list[str] = []
-        for entry in entries[:CANDIDATE_LIMIT]:
+        for entry in likely(entries, ring):
             try:
                 left = await self._take(pinned, entry, left, ring, faults)
             except UnavailableError:

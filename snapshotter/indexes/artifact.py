@@ -37,6 +37,7 @@ EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
 
 PLATFORM = "dev.ember.platform"
+SIGNERS = "dev.ember.signers"
 LAYER = "dev.ember.layer.digest"
 DIFF_ID = "dev.ember.layer.diffid"
 PLAIN_DIGEST = "dev.ember.index.digest"
@@ -46,6 +47,8 @@ INDEX_LIMIT_BYTES = INDEX_BYTES
 """Longest index file, unpacked: no longer one is adopted."""
 WINDOWS_LIMIT_BYTES = 16 * 1024**3
 ENVELOPE_LIMIT_BYTES = 1024**2
+
+_SIGNERS_CHARACTERS = 4096
 
 _VERSIONED = re.compile(r"(application/vnd\.ember\.(?:image|layer)\.(?:index|windows)\.v)(\d{1,9})")
 
@@ -72,12 +75,23 @@ class IndexedLayer:
 
 @dataclass(frozen=True, slots=True)
 class IndexArtifact:
-    """The indexes of ``image`` (the digest of an image manifest), and whoever signed them."""
+    """The indexes of ``image`` (an image manifest), and whoever signed them.
+
+    ``signers`` are the key ids that its annotation names: a hint which of many artifacts to look
+    at first, and no proof of anything.
+    """
 
     image: Descriptor
     platform: Platform
     layers: tuple[IndexedLayer, ...]
     envelope: Content | None = None
+    signers: tuple[str, ...] = ()
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Those of the manifest, which registries repeat where they list it."""
+        found = {PLATFORM: str(self.platform)}
+        return {**found, SIGNERS: ",".join(self.signers)} if self.signers else found
 
     def layer(self, digest: Digest) -> IndexedLayer | None:
         """The index of the layer with this digest; None if it is not in here."""
@@ -103,7 +117,7 @@ def compose_artifact(artifact: IndexArtifact) -> bytes:
         "config": _descriptor(EMPTY_TYPE, Content(digest_of(EMPTY), len(EMPTY))),
         "layers": layers,
         "subject": _descriptor(image.media_type, Content(image.digest, image.size_bytes)),
-        "annotations": {PLATFORM: str(artifact.platform)},
+        "annotations": artifact.annotations,
     }
     return json.dumps(document, separators=(",", ":")).encode()
 
@@ -149,7 +163,14 @@ def parse_artifact(data: bytes, what: str, *, image: Digest | None = None) -> In
         platform=_platform(document, what),
         layers=tuple(_layers([e for e in entries if e not in envelopes], what)),
         envelope=_content(envelopes[0]) if envelopes else None,
+        signers=signers_of(document.get("annotations")),
     )
+
+
+def signers_of(annotations: Any) -> tuple[str, ...]:
+    """The key ids that annotations name as signers, in a manifest or where it is listed."""
+    told = annotations.get(SIGNERS) if isinstance(annotations, dict) else None
+    return tuple(told[:_SIGNERS_CHARACTERS].split(",")) if isinstance(told, str) and told else ()
 
 
 def check_type(media_type: str, known: str, what: str) -> None:

@@ -52,7 +52,12 @@ class IndexCache:
             raise ConfigError(
                 f"index cache {directory}: {error.strerror}; name another with --cache"
             ) from None
-        if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
+        if facts.st_uid not in (0, os.geteuid()):
+            raise ConfigError(
+                f"index cache {directory} belongs to user {facts.st_uid}, neither root nor you; "
+                "name another with --cache"
+            )
+        if facts.st_mode & 0o022:
             raise ConfigError(
                 f"index cache {directory}: others may write there, and an index decides what an "
                 "image means; name another with --cache, or chmod go-w it"

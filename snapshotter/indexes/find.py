@@ -7,7 +7,7 @@ it to its promised digest and length here, and to its own structure when it is o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from snapshotter.indexes.artifact import (
     IndexArtifact,
     IndexedLayer,
     parse_artifact,
+    signers_of,
 )
 from snapshotter.indexes.keys import Keyring
 from snapshotter.indexes.packing import Unpacker
@@ -96,7 +97,7 @@ async def find(
     entries = await source.referrers(image, ARTIFACT_TYPE)
     found: list[Found] = []
     refused: list[str] = []
-    for entry in entries[:CANDIDATE_LIMIT]:
+    for entry in likely(entries, trusted):
         try:
             found.append(await load(source, image, entry.digest, trusted, entry.size_bytes))
         except (RefusedError, CorruptError, NotFoundError) as error:
@@ -106,6 +107,16 @@ async def find(
             break
     found.sort(key=lambda one: one.key_id is None)
     return Findings(tuple(found), tuple(refused))
+
+
+def likely(entries: Sequence[Descriptor], trusted: Keyring) -> list[Descriptor]:
+    """The entries to look at, best first: those that name a trusted key as signer, if they may be
+    believed, before those that were left by earlier keys and by others."""
+
+    def names_none(entry: Descriptor) -> bool:
+        return not any(key in trusted.keys for key in signers_of(entry.annotations))
+
+    return sorted(entries, key=names_none)[:CANDIDATE_LIMIT]
 
 
 async def load(

@@ -23,7 +23,6 @@ from snapshotter.image.index_writer import Writing, temporary_name
 from snapshotter.indexes.artifact import (
     ARTIFACT_TYPE,
     EMPTY,
-    PLATFORM,
     Content,
     IndexArtifact,
     IndexedLayer,
@@ -132,7 +131,11 @@ async def publish(
     artifact = IndexArtifact(image.manifest, image.platform, tuple(layers))
     if keys:
         envelope = sign(artifact, keys)
-        artifact = replace(artifact, envelope=Content(digest_of(envelope), len(envelope)))
+        artifact = replace(
+            artifact,
+            envelope=Content(digest_of(envelope), len(envelope)),
+            signers=tuple(key.key_id for key in keys),
+        )
         await target.blob(digest_of(envelope), BytesBody(envelope))
     await target.blob(digest_of(EMPTY), BytesBody(EMPTY))
     data = compose_artifact(artifact)
@@ -140,7 +143,7 @@ async def publish(
         OCI_MANIFEST,
         digest_of(data),
         len(data),
-        annotations={PLATFORM: str(artifact.platform)},
+        annotations=artifact.annotations,
         artifact_type=ARTIFACT_TYPE,
     )
     await target.manifest(data, entry)

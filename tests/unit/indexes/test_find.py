@@ -9,7 +9,7 @@ import pytest
 
 from snapshotter.errors import CorruptError, EmberError, RefusedError, UnavailableError
 from snapshotter.image.index import LayerIndex
-from snapshotter.indexes.artifact import ARTIFACT_TYPE
+from snapshotter.indexes.artifact import ARTIFACT_TYPE, PLATFORM, SIGNERS
 from snapshotter.indexes.fetched import fetch_into
 from snapshotter.indexes.find import CANDIDATE_LIMIT, find
 from snapshotter.indexes.keys import Keyring
@@ -23,7 +23,8 @@ def _other_artifact(scene: Scene, number: int, **more: object) -> None:
     assert scene.published is not None
     found = scene.registry.repository(CASE.repository)
     document = json.loads(found.manifests[str(scene.published.digest)][0])
-    document.update({"annotations": {"number": str(number)}, **more})
+    notes = {"number": str(number), SIGNERS: KEY.key_id}  # it claims to be as good as the best
+    document.update({"annotations": notes, **more})
     data = json.dumps(document).encode()
     manifests = found.manifests
     found.manifests = {str(sha256(data)): (data, OCI_MANIFEST), **manifests}
@@ -63,6 +64,25 @@ async def test_the_search_among_them_ends(tmp_path: Path) -> None:
         findings = await find(bed.client, bed.pinned, RING)
         assert findings.signed is None
         assert len(bed.registry.asked("/manifests/")) == CANDIDATE_LIMIT
+
+
+async def test_what_names_a_trusted_key_is_looked_at_first(tmp_path: Path) -> None:
+    """Many rotations later there are more artifacts than are looked at."""
+    async with scene(tmp_path, key=new_key()) as bed:
+        for _ in range(CANDIDATE_LIMIT + 1):
+            await build_into(bed.client, bed.image, tmp_path / "cache", [], new_key())
+        await build_into(bed.client, bed.image, tmp_path / "cache", [])
+        bed.registry.seen.clear()
+        found = (await find(bed.client, bed.pinned, RING)).signed
+        assert found is not None and found.artifact.signers == (KEY.key_id,)
+        assert len(bed.registry.asked("/manifests/")) == 1
+
+
+async def test_a_name_is_no_signature(tmp_path: Path) -> None:
+    async with scene(tmp_path, key=new_key()) as bed:
+        _other_artifact(bed, 1, annotations={PLATFORM: "linux/amd64", SIGNERS: KEY.key_id})
+        findings = await find(bed.client, bed.pinned, RING)
+        assert (findings.signed, len(findings.found)) == (None, 2)
 
 
 async def test_strangers_signatures_are_told_of(tmp_path: Path) -> None:
