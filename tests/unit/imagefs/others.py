@@ -141,8 +141,9 @@ class Looking:
         self.directory = directory
         self.keys = directory / "keys"
         self.keys.mkdir(parents=True)
-        self.shelf = Shelf(directory / "index", lambda view: (), lambda blob: ())
-        self.shelf.directory.mkdir()
+        self.views: dict[Digest, tuple[Digest, ...]] = {}
+        self.index = directory / "index"
+        self.index.mkdir()
         self.beside = Beside()
         self.clock = HandClock()
         self.building: set[Digest] = set()
@@ -154,7 +155,7 @@ class Looking:
 
     def start(self, mode: str = "signed", budget_s: float = 5.0) -> None:
         """A node that begins anew over the same shelf."""
-        self.shelf = Shelf(self.shelf.directory, lambda view: (), lambda blob: ())
+        self.shelf = Shelf(self.index, lambda view: self.views.get(view, ()), lambda blob: ())
         self.trust = Trust(mode, TrustedKeys(self.keys))
         self.arrivals = Arrivals(
             self.shelf,
