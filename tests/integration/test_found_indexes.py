@@ -76,10 +76,10 @@ def manifest_of(case: ImageCase) -> Digest:
 
 
 @contextlib.contextmanager
-def found_in(directory: Path, more: str, **options: Any) -> Iterator[Found]:
-    """A scene whose node has ``more`` in its table [index]."""
+def found_in(directory: Path, more: str, *, registry: str = "", **options: Any) -> Iterator[Found]:
+    """A scene whose node has ``more`` in its table [index], and ``registry`` in [registry]."""
     (directory / "trusted").mkdir(mode=0o755)
-    index = f'[index]\ntrusted_keys = "{directory / "trusted"}"\n{more}'
+    index = f'{registry}[index]\ntrusted_keys = "{directory / "trusted"}"\n{more}'
     with scene_in(directory, lambda _: index, **options) as scene:
         yield Found(scene, directory)
 
