@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -117,7 +117,7 @@ class Node:
         assert last.state == "done"
         return Pulled(last.total, lazy, last.reason)
 
-    def warming(self, reference: str) -> Iterator[control_pb2.WarmProgress]:
+    def warming(self, reference: str) -> Generator[control_pb2.WarmProgress, None, None]:
         """What `ember warm` is told; closed early, it hangs up."""
         call = self._control.Warm(control_pb2.WarmRequest(image=reference), timeout=CALL_S)
         try:

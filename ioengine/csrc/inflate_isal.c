@@ -66,7 +66,7 @@ static const char *word_for(int rc)
 	case ISAL_UNSUPPORTED_METHOD:
 		return "unknown compression method";
 	case ISAL_INCORRECT_CHECKSUM:
-		return "incorrect data check";
+		return "incorrect data check or length check";
 	default:
 		return "not a deflate stream";
 	}
