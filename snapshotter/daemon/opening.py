@@ -33,9 +33,9 @@ from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.starved import Starvation
 from snapshotter.metrics import Metrics
 from snapshotter.oci.assembly import RegistrySettings, open_registry
+from snapshotter.oci.limits import TransportLimits
 from snapshotter.oci.pull_credentials import PullCredentials
 from snapshotter.oci.registry import RegistryClient
-from snapshotter.oci.transport import TransportLimits
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.cri_proxy import CriProxy
 from snapshotter.rpc.forgotten import Forgotten

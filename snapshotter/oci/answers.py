@@ -23,14 +23,21 @@ from snapshotter.errors import (
 from snapshotter.oci.exchange import Response, read_body
 
 _ERROR_BODY_LIMIT_BYTES = 16 * 1024
+_CERTIFICATE_WANTED = b"SSL certificate"
+"""In nginx's pages for a client that has shown no certificate, or none that it takes."""
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
 
 
 async def error_for(response: Response, what: str) -> EmberError:
     """The error that a status other than success stands for. Uses up the response."""
     status = response.status
-    words = await _words_of(response)
-    message = f"{what}: answered {status}{words}"
+    body = await _body_of(response)
+    if status == 400 and _CERTIFICATE_WANTED in body:
+        return UnauthorizedError(
+            f"{what}: answered 400: the server lets in none without a client certificate that it"
+            " knows; 'client' in hosts.toml names one"
+        )
+    message = f"{what}: answered {status}{_words_of(body, response)}"
     if status in (404, 410):
         return NotFoundError(message)
     if status in (401, 403):
@@ -38,12 +45,16 @@ async def error_for(response: Response, what: str) -> EmberError:
     return UnavailableError(message)
 
 
-async def _words_of(response: Response) -> str:
-    """``: CODE message`` out of an error body (distribution-spec, "Error Codes"), or nothing."""
+async def _body_of(response: Response) -> bytes:
+    """The beginning of an error's body; nothing if it breaks off or is too long for one."""
     try:
-        body = await read_body(response, _ERROR_BODY_LIMIT_BYTES)
+        return await read_body(response, _ERROR_BODY_LIMIT_BYTES) or b""
     except UnavailableError:
-        return ""
+        return b""
+
+
+def _words_of(body: bytes, response: Response) -> str:
+    """``: CODE message`` out of an error body (distribution-spec, "Error Codes"), or nothing."""
     try:
         errors = json.loads(body or b"null")["errors"]
         words = " ".join(str(errors[0].get(key) or "") for key in ("code", "message"))
@@ -59,7 +70,10 @@ async def expect_range(response: Response, extent: Extent, size_bytes: int, what
     lie about the range. On an error the response is used up.
     """
     if response.status in (200, 400, 501):
+        error = await error_for(response, what) if response.status == 400 else None
         await response.close()
+        if isinstance(error, UnauthorizedError):
+            raise error
         raise RangeUnsupportedError(f"{what}: a range was answered with {response.status}")
     if response.status == 416:
         told = response.redacted(response.headers.get("Content-Range", "nothing"))[:60]

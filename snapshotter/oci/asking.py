@@ -116,6 +116,8 @@ def request_at(
     path: str,
     headers: dict[str, str],
     query: dict[str, str] | None = None,
+    *,
+    is_bulk: bool = False,
 ) -> Request:
     """A GET of ``path`` in a repository, as ``host`` wants it."""
     fields = {**(query or {}), **({"ns": host.namespace} if host.namespace else {})}
@@ -130,6 +132,7 @@ def request_at(
         headers=headers,
         home_headers=own,
         keep_redirect=path.startswith("blobs/"),
+        is_bulk=is_bulk,
     )
 
 

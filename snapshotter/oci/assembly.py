@@ -19,12 +19,13 @@ from snapshotter.oci.credentials import CredentialSource, MemoryCredentials
 from snapshotter.oci.dockerconfig import DockerConfigSource
 from snapshotter.oci.hostbook import HostBook
 from snapshotter.oci.kubelet import KubeletPluginSource
+from snapshotter.oci.limits import TransportLimits
 from snapshotter.oci.programs import ProgramRunner
 from snapshotter.oci.proxies import ProxySettings
 from snapshotter.oci.ratelimit import RETRY_AFTER_LIMIT_S, CoolingSender
 from snapshotter.oci.redirects import RedirectingSender
 from snapshotter.oci.registry import RegistryClient
-from snapshotter.oci.transport import HttpTransport, TransportLimits
+from snapshotter.oci.transport import HttpTransport
 
 
 @dataclass(frozen=True, slots=True)

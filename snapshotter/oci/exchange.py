@@ -34,6 +34,7 @@ class Request:
 
     ``headers`` may go anywhere; ``home_headers`` (secrets, a host's own headers) only to the
     origin of ``host``. ``repository`` and ``registry`` say for whom credentials are looked up.
+    ``is_bulk``: so much will come that a connection of its own pays.
     """
 
     url: str
@@ -45,6 +46,7 @@ class Request:
     method: str = "GET"
     body: bytes | None = field(default=None, repr=False)
     keep_redirect: bool = False
+    is_bulk: bool = False
     identity: object = field(default=None, repr=False)
 
     def to(self, url: str, *, at_home: bool) -> Request:
@@ -125,6 +127,13 @@ def secrets_of(request: Request) -> tuple[str, ...]:
         found |= {value, *value.split()}
     found |= {unquote(value) for value in found} | {_password_of(value) for value in found}
     return tuple(sorted((v for v in found if len(v) >= _SHORTEST_SECRET), key=len, reverse=True))
+
+
+def redacted(request: Request, text: str) -> str:
+    """``text`` without the secrets of ``request``."""
+    for secret in secrets_of(request):
+        text = text.replace(secret, "[hidden]")
+    return text
 
 
 def _password_of(text: str) -> str:

@@ -41,6 +41,9 @@ from snapshotter.oci.resolver import FetchedManifest, ResolvedImage, resolve_ima
 from snapshotter.oci.retry import Patience, retrying
 from snapshotter.oci.streaming import BlobStream, exactly, name_of
 
+_SMALL_BYTES = 1024 * 1024
+"""What is longer gets a connection of its own."""
+
 
 class RegistryClient:
     """Reads images from registries; made for many callers at once.
@@ -240,6 +243,7 @@ class RegistryClient:
         registry, repository = split_name(blob.repository)
         hosts = self.asker.book.for_blob(registry, repository, blob.digest)
         part = None if extent == Extent(0, blob.size_bytes) else extent
+        is_bulk = (blob.size_bytes if extent is None else extent.length) > _SMALL_BYTES
         headers: dict[str, str] = {}
         if part is not None:
             headers["Range"] = f"bytes={part.offset}-{part.end - 1}"
@@ -248,7 +252,8 @@ class RegistryClient:
             hosts = hosts[1:] + hosts[:1]
 
         async def open_at(host: Host) -> Response:
-            request = request_at(host, registry, repository, f"blobs/{blob.digest}", headers)
+            path = f"blobs/{blob.digest}"
+            request = request_at(host, registry, repository, path, headers, is_bulk=is_bulk)
             response = await self.asker.sender.send(request)
             if part is None:
                 await expect_whole(response, blob.size_bytes, request.url)

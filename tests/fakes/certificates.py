@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+HOSTS = ("127.0.0.1", "localhost", "registry.test")
+
 
 class Authority:
     """Writes its files into ``folder``; ``path`` is its own certificate."""
@@ -29,6 +31,7 @@ class Authority:
         subject: x509.Name,
         key: ec.EllipticCurvePrivateKey,
         alternative: x509.SubjectAlternativeName | None,
+        days: int = 30,
     ) -> x509.Certificate:
         now = datetime.now(UTC)
         builder = (
@@ -37,23 +40,21 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(days=1))
-            .not_valid_after(now + timedelta(days=30))
+            .not_valid_before(now - timedelta(days=100))
+            .not_valid_after(now + timedelta(days=days))
             .add_extension(x509.BasicConstraints(alternative is None, None), critical=True)
         )
         if alternative is not None:
             builder = builder.add_extension(alternative, critical=False)
         return builder.sign(self._key, hashes.SHA256())
 
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """A certificate for 127.0.0.1, localhost and registry.test, and its key."""
+    def issue(
+        self, name: str, hosts: tuple[str, ...] = HOSTS, *, days: int = 30
+    ) -> tuple[Path, Path]:
+        """A certificate for ``hosts`` and for so many days more, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [
-            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-            x509.DNSName("localhost"),
-            x509.DNSName("registry.test"),
-        ]
-        certificate = self._sign(_name(name), key, x509.SubjectAlternativeName(names))
+        names = [_alternative(host) for host in hosts]
+        certificate = self._sign(_name(name), key, x509.SubjectAlternativeName(names), days)
         paths = self._folder / f"{name}.cert.pem", self._folder / f"{name}.key.pem"
         paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         paths[1].write_bytes(
@@ -77,6 +78,12 @@ class Authority:
             context.load_verify_locations(self.path)
             context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    if host[0].isdecimal():
+        return x509.IPAddress(ipaddress.ip_address(host))
+    return x509.DNSName(host)
 
 
 def _name(text: str) -> x509.Name:

@@ -9,8 +9,10 @@ from pathlib import Path
 from snapshotter.content import BlobRef, Extent
 from snapshotter.oci.assembly import RegistrySettings, open_registry
 from snapshotter.oci.credentials import MemoryCredentials
+from snapshotter.oci.limits import TransportLimits
 from snapshotter.oci.registry import RegistryClient
-from snapshotter.oci.transport import TransportLimits
+from tests.fakes.certificates import Authority
+from tests.fakes.http2_wire import speak_http2
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.skipping_clock import SkippingClock
 
@@ -52,6 +54,28 @@ async def registry_with(data: bytes) -> AsyncIterator[tuple[FakeRegistry, BlobRe
     async with FakeRegistry() as registry:
         digest = registry.add_blob("team/app", data)
         yield registry, BlobRef(f"{registry.authority}/team/app", digest, len(data))
+
+
+@asynccontextmanager
+async def secure_registry_with(
+    data: bytes, folder: Path, *, http2: bool = True, place: str = ""
+) -> AsyncIterator[tuple[FakeRegistry, BlobRef]]:
+    """The same over TLS, and HTTP/2 beside HTTP/1.1; ``folder`` will do for ``certs``.
+
+    ``place`` is the name and port that it is called by, which may lead there through a proxy.
+    """
+    authority = Authority(folder)
+    context = authority.server_context()
+    registry = FakeRegistry(context)
+    if http2:
+        speak_http2(registry, context)
+    digest = registry.add_blob("team/app", data)
+    async with registry:
+        place = place or registry.authority
+        (folder / place).mkdir()
+        hosts = f'server = "https://{place}"\nca = "{authority.path}"\n'
+        (folder / place / "hosts.toml").write_text(hosts)
+        yield registry, BlobRef(f"{place}/team/app", digest, len(data))
 
 
 async def read(client: RegistryClient, blob: BlobRef, extent: Extent) -> bytes:

@@ -29,6 +29,7 @@ class Seen:
     body: bytes = b""
     connection: int = 0
     turn: int = 0
+    http2: bool = False
 
     @property
     def path(self) -> str:
@@ -65,6 +66,7 @@ class Answer:
 
 
 Handler = Callable[[Seen], Awaitable[Answer]]
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
 
 
 class HttpServer:
@@ -75,6 +77,8 @@ class HttpServer:
         self.connections = 0
         self.refuses: Callable[[int], bool] = lambda connection: False
         """Whether a connection, by its number, is reset as soon as it is there."""
+        self.http2: Serve | None = None
+        """Serves a connection on which HTTP/2 was agreed to; see tests/fakes/http2_wire.py."""
         self._tls = tls
         self._address = address
         self._server: asyncio.Server | None = None
@@ -127,6 +131,11 @@ class HttpServer:
             self._arrived.clear()
             await asyncio.wait_for(self._arrived.wait(), 10)
 
+    def note(self, seen: Seen) -> None:
+        """A request has come."""
+        self.seen.append(seen)
+        self._arrived.set()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -137,11 +146,14 @@ class HttpServer:
             if self.refuses(connection):
                 await self._end(writer, "reset")
                 return
+            agreed = writer.get_extra_info("ssl_object")
+            if self.http2 is not None and agreed.selected_alpn_protocol() == "h2":
+                await self.http2(reader, writer, connection)
+                return
             while (read := await _read_request(reader, writer)) is not None:
                 turn += 1
                 seen = replace(read, connection=connection, turn=turn)
-                self.seen.append(seen)
-                self._arrived.set()
+                self.note(seen)
                 if not await self._send(writer, seen, await self.handle(seen)):
                     break
         except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):

@@ -15,6 +15,10 @@ class TunnelProxy:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def lead_to(self, target: int) -> None:
+        """Tunnel to another port from now on."""
+        self._target = target
+
     async def __aenter__(self) -> TunnelProxy:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]

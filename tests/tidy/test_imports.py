@@ -62,3 +62,25 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
             del graph[name]
     circles = sorted(graph)
     assert not circles, f"in a circle, or above one: {circles}"
+
+
+def test_http_goes_through_one_client() -> None:
+    clients = {"aiohttp", "h2", "http.client", "urllib.request", "httpx", "requests", "urllib3"}
+    knows = {"snapshotter.oci.http1", "snapshotter.oci.http2"}
+    found = {
+        (module_name(source), name)
+        for source in python_sources()
+        if source.name.startswith(PACKAGES)
+        for node in ast.walk(source.tree())
+        for name in _named(node)
+        if any(name == client or name.startswith(f"{client}.") for client in clients)
+    }
+    assert {module for module, _ in found} == knows, found
+
+
+def _named(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []

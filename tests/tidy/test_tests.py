@@ -12,6 +12,7 @@ MAY_SLEEP = {
     "tests/patience.py": "looks again and again for what it waits for",
     "tests/fakes/http_server.py": "a server that sends slowly",
     "tests/fakes/short_clock.py": "a clock: its pauses are what is tested",
+    "tests/fakes/http2_wire.py": "the same over HTTP/2",
     "tests/tools/run_tests.py": "not a test: gives what it ends a moment",
 }
 

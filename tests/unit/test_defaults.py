@@ -11,7 +11,7 @@ from snapshotter.config import Config
 from snapshotter.daemon import opening
 from snapshotter.fetch import RoadLimits
 from snapshotter.oci.assembly import RegistrySettings
-from snapshotter.oci.transport import TransportLimits
+from snapshotter.oci.limits import TransportLimits
 from snapshotter.snapshots.snapshotter import SnapshotterConfig
 
 

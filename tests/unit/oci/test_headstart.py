@@ -10,9 +10,9 @@ import pytest
 
 from snapshotter.errors import EmberError, NotFoundError, UnavailableError
 from snapshotter.oci.headstart import first_success
+from snapshotter.oci.limits import TransportLimits
 from snapshotter.oci.platform import Platform
 from snapshotter.oci.reference import parse_reference
-from snapshotter.oci.transport import TransportLimits
 from tests.fakes.clients import registry_client
 from tests.fakes.images import push_image
 from tests.fakes.registry import FakeRegistry, cut, sha256

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from snapshotter.content import BlobRef, Extent
 from snapshotter.errors import EmberError, LengthError, RangeUnsupportedError, UnavailableError
+from snapshotter.oci.limits import TransportLimits
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.oci.retry import Patience, retrying
-from snapshotter.oci.transport import TransportLimits
-from tests.fakes.clients import read, registry_client, registry_with, stream
+from tests.fakes.clients import read, registry_client, registry_with, secure_registry_with, stream
 from tests.fakes.hostile import manners
 from tests.fakes.skipping_clock import SkippingClock
 
@@ -43,6 +45,25 @@ async def read_often(client: RegistryClient, blob: BlobRef, clock: SkippingClock
             return await retrying(lambda: honestly(extent), clock, patience)
 
     return await asyncio.gather(*(one(number) for number in range(READS)))
+
+
+@pytest.mark.parametrize("manner", sorted(manners().keys() - WITHOUT_RANGES))
+async def test_reads_over_http2_bring_right_bytes_too(tmp_path: Path, manner: str) -> None:
+    clock = SkippingClock()
+    limits = replace(LIMITS, connections_per_host=2)
+    async with (
+        asyncio.timeout(LIMIT_S),
+        secure_registry_with(DATA, tmp_path) as (registry, blob),
+        registry_client(certs=tmp_path, limits=limits, clock=clock) as client,
+    ):
+        while not [seen for seen in registry.seen if seen.http2]:
+            await asyncio.gather(*(read(client, blob, Extent(0, 10)) for _ in range(AT_ONCE)))
+        manners()[manner](registry)
+        registry.seen.clear()
+        found = await read_often(client, blob, clock)
+        assert b"".join(found) == DATA[: READS * PIECE_BYTES]
+        assert len(registry.asked("/blobs/")) <= 2 * READS
+        assert [seen for seen in registry.seen if seen.http2]
 
 
 @pytest.mark.parametrize("manner", sorted(manners().keys() - WITHOUT_RANGES))

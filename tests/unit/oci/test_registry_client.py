@@ -17,7 +17,7 @@ from snapshotter.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from snapshotter.oci.transport import TransportLimits
+from snapshotter.oci.limits import TransportLimits
 from tests.fakes.clients import read, registry_client, registry_with, stream
 from tests.fakes.http_server import Answer, Seen
 from tests.fakes.registry import (

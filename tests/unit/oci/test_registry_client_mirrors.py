@@ -16,7 +16,7 @@ from snapshotter.errors import (
     NotFoundError,
     UnavailableError,
 )
-from snapshotter.oci.transport import TransportLimits
+from snapshotter.oci.limits import TransportLimits
 from snapshotter.tiers.hedged import HedgedTier
 from snapshotter.tiers.latency import HedgeLimits
 from snapshotter.tiers.registry import RegistryTier

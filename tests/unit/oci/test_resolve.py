@@ -24,11 +24,11 @@ from snapshotter.oci.documents import (
     OCI_INDEX,
     OCI_MANIFEST,
 )
+from snapshotter.oci.limits import TransportLimits
 from snapshotter.oci.platform import Platform
 from snapshotter.oci.reference import parse_reference
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.oci.resolver import ResolvedImage
-from snapshotter.oci.transport import TransportLimits
 from tests.fakes.clients import registry_client
 from tests.fakes.images import (
     OCI_LAYER,
