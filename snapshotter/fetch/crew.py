@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from snapshotter.clock import Clock
 from snapshotter.fetch.limits import RoadLimits
+from snapshotter.fetch.link import Link
 from snapshotter.fetch.pace import Origins
 from snapshotter.fetch.slots import Slots
 from snapshotter.fetch.sources import Sources
@@ -24,6 +25,7 @@ class Crew:
     ranking: Ranking
     slots: Slots
     origins: Origins
+    link: Link
     decoders: DecoderPool
     windows: Windows
     demand_pool: Executor
@@ -31,3 +33,10 @@ class Crew:
     clock: Clock
     limits: RoadLimits
     chance: random.Random = field(default_factory=random.Random)
+
+    @property
+    def gap_bytes(self) -> int:
+        """Unwanted bytes that are rather fetched than asking twice: a part of those that could
+        have come meanwhile, since two requests may be under way at once."""
+        limits = self.limits
+        return max(limits.gap_bytes, min(limits.gap_most_bytes, self.link.request_bytes // 4))

@@ -126,7 +126,7 @@ class Lane:
                 self._plan_ranges(source.index, chunks, demand=demand)
 
     def _plan_ranges(self, index: LayerIndex, chunks: list[int], *, demand: bool) -> None:
-        for span in plan(index, chunks, gap_bytes=self._crew.limits.gap_bytes):
+        for span in plan(index, chunks, gap_bytes=self._crew.gap_bytes):
             wanted = [n for n in chunks if span.wanted_chunk <= n <= span.last_chunk]
             running = self._running_up_to(span)
             if running is None:

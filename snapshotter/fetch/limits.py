@@ -32,6 +32,8 @@ class RoadLimits:
     window_bytes: int = 8 * MIB
     """Plain bytes that background completion asks for at a time."""
     gap_bytes: int = 16 * 1024
-    """Unwanted compressed bytes that are fetched rather than asking twice."""
+    gap_most_bytes: int = 128 * 1024
+    """Unwanted compressed bytes that are fetched rather than asking twice: at least and at most, by
+    what a request costs."""
     join_factor: int = 4
     join_bytes: int = 256 * 1024

@@ -23,6 +23,7 @@ from snapshotter.fetch.crew import Crew
 from snapshotter.fetch.fill import Fill, Speed
 from snapshotter.fetch.lane import Lane
 from snapshotter.fetch.limits import RoadLimits
+from snapshotter.fetch.link import Link
 from snapshotter.fetch.pace import Origins
 from snapshotter.fetch.slots import Slots
 from snapshotter.fetch.sources import Sources
@@ -76,6 +77,7 @@ class Road:
                 origins.allowed,
             ),
             origins=origins,
+            link=Link(self._clock),
             decoders=DecoderPool(),
             windows=Windows(ranking.order, self._pools[0], self._clock),
             demand_pool=self._pools[0],
@@ -147,6 +149,11 @@ class Road:
             lambda: view_id not in self._lanes,
         )
         await fill.run()
+
+    @property
+    def request_bytes(self) -> int:
+        """Stored bytes that come in the time that a request takes to begin; 0: not known yet."""
+        return self._crew.link.request_bytes
 
     def is_working(self, view_id: Digest) -> bool:
         """Whether something of the view is being fetched."""

@@ -103,7 +103,7 @@ class Transfer:
         bytes that are not the layer's, NoSpaceError, or what the view's disk says.
         """
         self._came = came
-        for span in plan(source.index, chunks, gap_bytes=self._crew.limits.gap_bytes):
+        for span in plan(source.index, chunks, gap_bytes=self._crew.gap_bytes):
             try:
                 await self._range(tier, *await self._begin(tier, source, blob, span))
             except WindowLostError as error:
@@ -164,6 +164,7 @@ class Transfer:
         """
         work: asyncio.Task[None] | None = None
         come = decoder.in_offset
+        measure = self._crew.link.measure() if self._ticket.demand else None
         self._runs.tier_name = tier.name
         try:
             async with aclosing(pieces):
@@ -171,6 +172,8 @@ class Transfer:
                     self._ledger.received(tier.name, len(piece), demand=self._ticket.demand)
                     if self._came is not None:
                         self._came(len(piece))
+                    if measure is not None:
+                        measure.piece(len(piece))
                     come += len(piece)
                     self.in_offset = come
                     full = self._inbox_bytes >= _AHEAD_BYTES
@@ -189,6 +192,8 @@ class Transfer:
                     elif work is None and self._is_due(decoder, come):
                         work = asyncio.create_task(self._work(tier, decoder))
                     await self._crew.slots.give_way(self._ticket, self._crew.limits.yield_most_s)
+            if measure is not None:
+                measure.end()
             if work is not None:
                 await work
             await self._runs.flush(decoder)

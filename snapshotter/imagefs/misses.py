@@ -41,6 +41,9 @@ class Road(Protocol):
         self, view: Digest, extent: Extent, *, demand: bool, deadline_s: float
     ) -> None: ...
 
+    @property
+    def request_bytes(self) -> int: ...
+
     def tally(self, view: Digest) -> Tally: ...
 
 
@@ -179,6 +182,7 @@ class MissPump:
             self._begin_task(self._answer(miss))
         for ahead in self._guard.aheads():
             self._begin_task(self._soon(ahead))
+            self._guard.read_ahead(self._ahead.most_bytes)  # the link may be another by now
 
     def _begin_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -20,6 +20,10 @@ AT_ONCE = 64
 AHEAD_S = 30.0
 IN_ORDER_FACTOR = 8
 """Readers in order have shown that they read on: so many times as much lies before them."""
+REQUEST_FACTOR = 12
+"""And so many times what a request costs, in stored bytes: a few requests are under way while they
+read, and plain bytes are about three times as many."""
+MOST_BYTES = 64 * 1024 * 1024
 _ALL = 255
 
 
@@ -29,6 +33,11 @@ class Road(Protocol):
     async def ensure(
         self, view: Digest, extent: Extent, *, demand: bool, deadline_s: float
     ) -> None: ...
+
+    @property
+    def request_bytes(self) -> int:
+        """Stored bytes that come in the time that a request takes to begin."""
+        ...
 
 
 class ReadAhead:
@@ -41,8 +50,11 @@ class ReadAhead:
 
     @property
     def most_bytes(self) -> int:
-        """The most that a reader in order has before it."""
-        return self._behind_bytes * IN_ORDER_FACTOR
+        """The most that a reader in order has before it; 0: nothing is read ahead."""
+        if not self._behind_bytes:
+            return 0
+        by_link = min(MOST_BYTES, self._road.request_bytes * REQUEST_FACTOR)
+        return max(self._behind_bytes * IN_ORDER_FACTOR, by_link)
 
     def behind(self, miss: Miss) -> int:
         """Bytes behind a miss of a reader without order; 0: nothing that is worth a request.

@@ -31,6 +31,7 @@ QUICK = RoadLimits(
     window_bytes=100_000,
     join_bytes=8 * 1024,
     gap_bytes=0,
+    gap_most_bytes=0,
     workers=2,
 )
 

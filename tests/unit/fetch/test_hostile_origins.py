@@ -40,7 +40,13 @@ async def hedged_road(
     client = open_registry(settings, SystemClock(), environment={})
     first, second = RegistryTier(client), RegistryTier(client, elsewhere=True)
     await bench.open(
-        replace(road_limits(config), gap_bytes=0, join_bytes=4096, window_bytes=window_bytes),
+        replace(
+            road_limits(config),
+            gap_bytes=0,
+            gap_most_bytes=0,
+            join_bytes=4096,
+            window_bytes=window_bytes,
+        ),
         wrap=lambda tier: HedgedTier(first, second, SystemClock(), lagging=client.lagging),
     )
     registry.add_blob("team/app", plain)

@@ -90,6 +90,7 @@ class Road(RealRoad):
         self.wanted: list[tuple[Digest, Extent]] = []
         self.ahead: list[tuple[Digest, Extent]] = []
         self.error: EmberError | None = None
+        self.link_bytes = 0
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -106,6 +107,10 @@ class Road(RealRoad):
         await self.gate.wait()
         if self.error is not None:
             raise self.error
+
+    @property
+    def request_bytes(self) -> int:
+        return self.link_bytes
 
     def tally(self, view_id: Digest) -> Tally:
         return Tally()
@@ -355,6 +360,12 @@ async def test_what_a_reader_in_order_comes_to_is_asked_for_while_it_waits() -> 
     pump.start()
     await settle_down()
     assert guard.most_bytes == 800_000
+    road.link_bytes = 1_000_000
+    guard.seen = [Ahead(1, 900_000, 100)]
+    guard.ask()
+    await settle_down()
+    assert guard.most_bytes == 12_000_000
+    road.ahead.clear()
     road.gate.clear()
     guard.ask(miss(1, offset=0, length=4096, ahead=300_000))
     await settle_down()
