@@ -5,8 +5,8 @@ Only what a trusted key signed is taken, unless it is said that anything may be.
 
 from __future__ import annotations
 
-import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -17,6 +17,7 @@ from snapshotter.config import Config
 from snapshotter.errors import ConfigError, NotFoundError, RefusedError
 from snapshotter.indexes.fetched import fetch_into
 from snapshotter.indexes.find import Findings, Found, find
+from snapshotter.indexes.together import together
 from snapshotter.oci.reference import Reference, parse_reference
 
 _AT_ONCE = 4
@@ -66,17 +67,11 @@ async def _pull(
         pinned = reference.with_digest(resolved.manifest_digest)
         found = chosen(await find(client, pinned, ring), pinned, unsigned)
         sizes = {layer.digest: layer.size for layer in resolved.layers}
-        turn = asyncio.Semaphore(_AT_ONCE)
         known = [layer for layer in found.artifact.layers if layer.layer in sizes]
-
-        async def fetch(number: int) -> Path:
-            async with turn:
-                layer = known[number]
-                return await fetch_into(client, found, layer, sizes[layer.layer], output)
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(fetch(number)) for number in range(len(known))]
-    return found, [task.result() for task in tasks]
+        works = [
+            partial(fetch_into, client, found, layer, sizes[layer.layer], output) for layer in known
+        ]
+        return found, await together(works, _AT_ONCE)
 
 
 def chosen(findings: Findings, image: Reference, unsigned: bool) -> Found:

@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from snapshotter.content import BlobRef
@@ -23,6 +24,7 @@ from snapshotter.indexes.cache import IndexCache
 from snapshotter.indexes.fetched import fetch_into
 from snapshotter.indexes.find import Found, Source
 from snapshotter.indexes.publish import LocalIndex
+from snapshotter.indexes.together import together
 from snapshotter.oci.documents import Descriptor
 from snapshotter.oci.manifest import Index, candidates, parse_manifest
 from snapshotter.oci.platform import Platform, host_platform
@@ -100,7 +102,7 @@ class Builder:
         self._cache = cache
         self._told = told
         self._shared = tuple(shared)
-        self._parallel = asyncio.Semaphore(parallel)
+        self._parallel = parallel
         self._executor = ThreadPoolExecutor(parallel, thread_name_prefix="ember-build")
 
     def close(self) -> None:
@@ -116,16 +118,11 @@ class Builder:
         if not image.layers:
             raise RefusedError(f"image {image.reference} has no layers: there is nothing to index")
         distinct = {layer.digest: layer for layer in image.layers}
-        tasks = [asyncio.create_task(self._one(image, layer)) for layer in distinct.values()]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        works = [partial(self._one, image, layer) for layer in distinct.values()]
+        return await together(works, self._parallel)
 
     async def _one(self, image: ResolvedImage, layer: LayerDescriptor) -> Built:
-        async with self._parallel, self._cache.alone(layer.digest):
+        async with self._cache.alone(layer.digest):
             index = await self._run(lambda: self._cache.find(layer.digest, layer.diff_id))
             how, repository = "cached", ""
             if index is None:

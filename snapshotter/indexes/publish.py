@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +32,7 @@ from snapshotter.indexes.artifact import (
 from snapshotter.indexes.keys import SigningKey
 from snapshotter.indexes.layouts import INDEX_JSON
 from snapshotter.indexes.packing import pack
+from snapshotter.indexes.together import together
 from snapshotter.indexes.trust import sign
 from snapshotter.oci.attaching import attach
 from snapshotter.oci.documents import (
@@ -47,6 +49,7 @@ from snapshotter.oci.pushing import Body, BytesBody, Pusher
 from snapshotter.oci.reference import Reference, split_name
 from snapshotter.oci.resolver import ResolvedImage
 
+_AT_ONCE = 3
 _PIECE_BYTES = 1024 * 1024
 
 
@@ -122,13 +125,10 @@ async def publish(
 
     Raises as the target does.
     """
-    new_bytes = 0
-    layers = []
-    for one in indexes:
-        layer, sent = await _publish_layer(one, image, target)
-        layers.append(layer)
-        new_bytes += sent
-    artifact = IndexArtifact(image.manifest, image.platform, tuple(layers))
+    done = await together(
+        [partial(_publish_layer, one, image, target) for one in indexes], _AT_ONCE
+    )
+    artifact = IndexArtifact(image.manifest, image.platform, tuple(layer for layer, _ in done))
     if keys:
         envelope = sign(artifact, keys)
         artifact = replace(
@@ -147,6 +147,7 @@ async def publish(
         artifact_type=ARTIFACT_TYPE,
     )
     await target.manifest(data, entry)
+    new_bytes = sum(sent for _, sent in done)
     return Published(artifact, entry.digest, new_bytes, tuple(key.key_id for key in keys))
 
 

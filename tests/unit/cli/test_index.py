@@ -3,93 +3,27 @@
 from __future__ import annotations
 
 import json
-import random
-import signal
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from blake3 import blake3
 
-from snapshotter.image import index_layout
 from snapshotter.image.index import LayerIndex
-from snapshotter.image.index_layout import HEADER_BYTES
-from snapshotter.indexes.artifact import ARTIFACT_TYPE, PLAIN_DIGEST
+from snapshotter.indexes.artifact import ARTIFACT_TYPE
 from tests.cases.images import (
     ImageCase,
-    as_it_is,
     config_of,
     digest,
     entry_of,
-    gzipped,
-    image,
     index_of,
     manifest_of,
-    zstandarded,
 )
-from tests.cases.tars import file, layer
-from tests.fakes.http_server import Answer
-from tests.fakes.registry import answer_with
 from tests.fakes.served import in_a_thread, offered
 from tests.fakes.writable import WritableRegistry
-from tests.patience import until
-from tests.unit.cli.conftest import LIMIT_S, Place
-
-DATA = b"".join(random.Random(n).randbytes(90) + bytes(100) for n in range(8000))
-BASE = gzipped(layer(file(b"base", DATA)))
-OWN = zstandarded(layer(file(b"own", DATA[:100_000])))
-PLAIN = as_it_is(layer(file(b"plain", b"x" * 3000)))
-CASE = image("indexed", [BASE, OWN, PLAIN])
-OTHER = image("other", [BASE, gzipped(layer(file(b"more", b"y" * 5000)))])
-
-
-class Ci:
-    """A CI user: a home of its own, a registry, a key."""
-
-    def __init__(self, place: Place, registry: WritableRegistry) -> None:
-        self._place = place
-        self.registry = registry
-        self.home = place.directory / "home"
-        self.home.mkdir()
-        self.key = place.directory / "key"
-        assert self.ember("keygen", str(self.key)).exit_code == 0
-
-    @property
-    def public(self) -> str:
-        return f"{self.key}.pub"
-
-    @property
-    def cache(self) -> Path:
-        return self.home / ".cache" / "ember" / "index"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"HOME": str(self.home), "XDG_CACHE_HOME": ""}
-
-    def ember(self, *words: str) -> Any:
-        return self._place.ember("index", *words, **self.environment)
-
-    def told(self, *words: str) -> Any:
-        """The JSON of a command that must succeed."""
-        result = self.ember(*words, "--json")
-        assert result.exit_code == 0, result.stderr
-        return json.loads(result.stdout)
-
-    def build(self, reference: str, *words: str) -> Any:
-        """The only image that is built, signed."""
-        (row,) = self.told("build", reference, "--sign", str(self.key), *words)["images"]
-        return row
-
-    def ways(self, row: Any) -> list[str]:
-        return [one["how"] for one in row["layers"]]
-
-    def blobs_read(self, case: ImageCase) -> list[str]:
-        """Which layers of the image were asked for."""
-        got = [seen.target for seen in self.registry.seen if seen.method == "GET"]
-        return [name for name in case.stored if any(name in target for target in got)]
+from tests.unit.cli.conftest import Place
+from tests.unit.cli.index_scene import BASE, CASE, OTHER, OWN, PLAIN, Ci
 
 
 @pytest.fixture(params=[True, False], ids=["api", "tag"])
@@ -159,33 +93,6 @@ def test_layers_of_another_image_are_shared_and_mounted(quick: Ci) -> None:
     assert quick.ways(row) == ["shared", "built", "built"]
     assert quick.registry.asked("mount=")
     assert quick.told("verify", reference, "--key", quick.public, "--deep")["ok"]
-
-
-def test_reuse_takes_nothing_from_strangers(quick: Ci) -> None:
-    base = offered(quick.registry, OTHER)
-    quick.told("build", base)
-    reference = offered(quick.registry, CASE)
-    words = ["build", reference, "--sign", str(quick.key), "--reuse", base]
-    result = quick.ember(*words)
-    assert result.exit_code == 1
-    assert "no index artifact that a trusted key signed" in result.stderr
-
-
-def test_an_unsigned_artifact_is_named_and_not_trusted(quick: Ci) -> None:
-    reference = offered(quick.registry, CASE)
-    quick.told("build", reference)
-    (shown,) = quick.told("show", reference, "--key", quick.public)["artifacts"]
-    assert shown["trusted_key"] is None
-    assert "not signed" in shown["why_not_trusted"]
-    result = quick.ember("verify", reference, "--key", quick.public)
-    assert result.exit_code == 1
-    assert "signed by a trusted key" in result.stderr
-    out = str(quick.home / "out")
-    result = quick.ember("pull", reference, "--output", out, "--key", quick.public)
-    assert result.exit_code == 1
-    assert "no index artifact that may be trusted" in result.stderr
-    pulled = quick.told("pull", reference, "--output", out, "--key", quick.public, "--unsigned")
-    assert len(pulled["files"]) == 3
 
 
 def test_a_rotation_signs_with_both_keys(quick: Ci) -> None:
@@ -261,123 +168,3 @@ def test_an_image_on_disk_is_indexed_without_its_registry(quick: Ci, source: str
     assert (shown["artifact"], shown["signed"]) == (row["artifact"], True)
     listed = json.loads((out / "index.json").read_text())["manifests"]
     assert [entry["artifactType"] for entry in listed] == [ARTIFACT_TYPE]
-
-
-def _bend_artifact(registry: WritableRegistry, repository: str, old: bytes, new: bytes) -> None:
-    """Replace words in the artifact's manifest, and have the registry list the bent one."""
-    found = registry.repository(repository)
-    for name, (data, kind) in list(found.manifests.items()):
-        if ARTIFACT_TYPE.encode() in data:
-            assert old in data
-            del found.manifests[name]
-            registry.add_manifest(repository, data.replace(old, new), kind)
-
-
-def test_a_signature_is_not_taken_along_to_another_image(quick: Ci) -> None:
-    reference, other = (offered(quick.registry, case) for case in (CASE, OTHER))
-    quick.build(reference)
-    ours, theirs = (digest(case.documents[-1]).encode() for case in (CASE, OTHER))
-    registry = quick.registry
-    registry.repositories[OTHER.repository].blobs.update(
-        registry.repositories[CASE.repository].blobs
-    )
-    for data, kind in list(registry.repositories[CASE.repository].manifests.values()):
-        if ARTIFACT_TYPE.encode() in data:
-            registry.add_manifest(OTHER.repository, data.replace(ours, theirs), kind)
-    result = quick.ember("verify", other, "--key", quick.public)
-    assert result.exit_code == 1
-    assert "it was taken from another artifact" in result.stdout
-
-
-def test_a_swapped_index_is_refused_by_its_signature(quick: Ci) -> None:
-    reference = offered(quick.registry, CASE)
-    quick.build(reference)
-    found = quick.registry.repository(CASE.repository)
-    artifact = next(d for d, _ in found.manifests.values() if ARTIFACT_TYPE.encode() in d)
-    plain = json.loads(artifact)["layers"][0]["annotations"][PLAIN_DIGEST]
-    _bend_artifact(quick.registry, CASE.repository, plain.encode(), digest(b"evil").encode())
-    result = quick.ember("verify", reference, "--key", quick.public)
-    assert result.exit_code == 1
-    assert "the signature is for another index of layer" in result.stdout
-
-
-def test_an_artifact_of_a_newer_version_is_called_so(quick: Ci) -> None:
-    reference = offered(quick.registry, CASE)
-    quick.build(reference)
-    old = b"application/vnd.ember.layer.index.v2+zstd"
-    _bend_artifact(quick.registry, CASE.repository, old, old.replace(b"v2", b"v3"))
-    result = quick.ember("verify", reference, "--key", quick.public)
-    assert result.exit_code == 1
-    assert "of a newer version than this Ember reads" in result.stdout
-
-
-def test_an_image_without_an_artifact_says_what_makes_one(quick: Ci) -> None:
-    reference = offered(quick.registry, CASE)
-    assert "`ember index build` makes one" in quick.ember("show", reference).stdout
-    for verb in (["verify", reference], ["pull", reference, "--output", str(quick.home / "out")]):
-        result = quick.ember(*verb)
-        assert result.exit_code == 1
-        assert "`ember index build` makes one" in result.stderr
-
-
-def test_who_may_not_push_is_told_so(quick: Ci) -> None:
-    reference = offered(quick.registry, CASE)
-    quick.registry.inject(answer_with(403), lambda seen: seen.method == "POST")
-    result = quick.ember("build", reference)
-    assert result.exit_code == 1
-    assert "to push, the credential needs the right to" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["build", "a/B"], "bad repository"),
-        (["build", "example.org/x", "--platform", "linux"], "platform"),
-        (["build", "example.org/x", "--source", "ftp:x"], "--source"),
-        (["build", "example.org/x", "--sign", "/nonexistent"], "no such file"),
-        (["verify", "example.org/x", "--key", "/nonexistent"], "no such file"),
-        (["build", "example.org/x", "--cache", "/proc/x"], "index cache"),
-    ],
-)
-def test_wrong_usage_is_told_at_once(quick: Ci, words: list[str], reason: str) -> None:
-    result = quick.ember(*words)
-    assert result.exit_code == 2
-    assert reason in result.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_build_leaves_nothing_half(
-    place: Place, quick: Ci, number: signal.Signals
-) -> None:
-    reference = offered(quick.registry, CASE)
-    hung: list[Answer] = []
-
-    def hang(_: object, answer: Answer) -> Answer:
-        answer.cut_after, answer.cut = 20_000, "hang"
-        hung.append(answer)
-        return answer
-
-    quick.registry.inject(hang, lambda seen: CASE.stored[0] in seen.target)
-    with place.popen("index", "build", reference, environment=quick.environment) as command:
-        assert until(lambda: bool(hung))
-        command.send_signal(number)
-        _, err = command.communicate(timeout=LIMIT_S)
-    assert command.returncode == 128 + number
-    assert "Traceback" not in err
-    left = {path.name for path in quick.cache.iterdir()}
-    assert not [name for name in left if ".tmp-" in name or CASE.stored[0][7:] in name]
-
-
-def test_a_lie_that_was_signed_is_found_by_looking_deep(quick: Ci) -> None:
-    reference = offered(quick.registry, CASE)
-    quick.told("build", reference, "--output", str(quick.home / "out"))
-    path = quick.cache / f"{CASE.stored[0][7:]}.idx"
-    data = path.read_bytes()
-    header, body = index_layout.unpack_header(data, "it"), bytearray(data[HEADER_BYTES:])
-    body[0] ^= 1  # a digest of the first chunk that is not its
-    path.write_bytes(replace(header, body_digest=blake3(body).digest()).pack() + body)
-    assert quick.ways(quick.build(reference)) == ["cached"] * 3
-    assert quick.told("verify", reference, "--key", quick.public)["ok"]
-    result = quick.ember("verify", reference, "--key", quick.public, "--deep")
-    assert result.exit_code == 1
-    assert f"layer {CASE.stored[0]} is not what it says: the digest of chunk 0" in result.stderr
