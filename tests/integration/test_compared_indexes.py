@@ -15,7 +15,7 @@ from tests.cases.images import ImageCase, as_it_is, image
 from tests.cases.rows import is_file
 from tests.cases.tars import file, layer
 from tests.indexes import Change, artifact_of, for_layer, with_set_uid, with_wrong_chunks
-from tests.integration.registry_scene import noisy, read_all
+from tests.integration.registry_scene import noise_blobs, noisy, read_all
 from tests.integration.test_found_indexes import Found, found_in, hex_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -99,6 +99,31 @@ def test_an_index_that_gives_other_rights_is_found_out_said_and_replaced(found: 
     assert again.lazy_layers == 0
     assert "an index of it from elsewhere was wrong" in again.reason
     assert any("is never used again" in note for note in node.status()["notes"])
+
+
+def test_what_one_repository_gave_unsigned_decides_nothing_for_another_one(found: Found) -> None:
+    """Whoever can push there must not say what a layer means that an image elsewhere has too."""
+    case = noisy("two owners")
+    reference = unsigned(found, case, with_set_uid)
+    blobs, rows = noise_blobs("two owners")
+    name = sorted(rows)[1]
+    mine = image("the top layer alone", blobs[1:], {name: rows[name]})
+    node = found.scene.node
+    assert node.pull(reference).lazy_layers == 2
+    with node.mounted(case.chain_id) as root:
+        assert (root / name).stat().st_mode & 0o4000
+        pulled = node.pull(found.scene.add(mine))
+        assert pulled.lazy_layers == 0
+        assert "is not compared yet" in pulled.reason
+        with node.mounted(mine.chain_id) as own:
+            assert not (own / name).stat().st_mode & 0o4000
+    node.containerd.ctr("images", "rm", "--sync", reference)
+    again = image("the top layer twice", [blobs[1], blobs[1]])
+    again_reference = found.scene.add(again)
+    assert node.pull(again_reference, "others").lazy_layers == 2  # nobody stands on it any more
+    assert {origin for origin, _ in origins(found, again_reference)} == {"here"}
+    with node.mounted(again.chain_id, namespace="others") as own:
+        assert not (own / name).stat().st_mode & 0o4000
 
 
 def test_a_registry_that_lies_about_bytes_and_index_alike_is_found_out_by_the_whole_digest(
