@@ -149,6 +149,7 @@ class Ember:
         start = time.monotonic()
         words = [sys.executable, "-B", "-m", "snapshotter.cli.main", "index", "build", "--push"]
         environment = {"PYTHONPATH": str(ROOT)}
+        words += ["--cache", str(self.directory / "built")]
         run([*self.link.enter(), *words, reference], timeout_s=PULL_S, env=environment)
         return time.monotonic() - start
 

@@ -1,8 +1,8 @@
 """The same image over the same link through Ember and through other lazy snapshotters.
 
-All in one bed, in turn, each from an empty root of its own; the others get the image in the form
-that they need, Ember as it is. Processor time is the daemon's and containerd's, from before the
-pull until ready.
+All in one bed, in turn, none having seen the image; the others get it in the form that they need,
+Ember as it is, with an index that it finds by referrer. Processor time is the daemon's and
+containerd's, from before the pull until ready.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from bench.peers.peer import Peer
 from bench.peers.soci import Soci
 from bench.peers.stargz import Stargz
 from bench.progress import Progress
+from bench.shared import TRUSTED, Shared
 from bench.touched import touched
 from bench.trial import Starter
 
 PEERS: tuple[type[Peer], ...] = (Soci, Stargz)
 AHEAD = 1.0
+# Who fetched more of the image than this was not lazy.
+LAZY = 0.9
 MB = 1e6
 
 
@@ -44,8 +47,11 @@ class Cost:
 class Contest:
     """One bed in which every way is tried in turn."""
 
-    def __init__(self, starter: Starter, peers: list[Peer], references: dict[str, str]) -> None:
+    def __init__(
+        self, starter: Starter, shared: Shared, peers: list[Peer], references: dict[str, str]
+    ) -> None:
         self.starter = starter
+        self.shared = shared
         self.containerd = starter.containerd
         self.peers = peers
         self.references = references
@@ -63,15 +69,14 @@ class Contest:
         return cost
 
     def ember(self) -> Cost:
-        """With its index here and none of the image's bytes, in a daemon that has just started."""
-        starter, ember = self.starter, self.starter.daemon()
-        ember.drop_data(starter.image.reference)
+        """In a daemon that has just started: its peak is of this start alone."""
+        ember = self.starter.daemon()
         ember.stop()
         ember.start()
         cost = self._cost(
-            "ember", starter.image.reference, lambda reference, _: ember.pull(reference), ember.pid
+            "ember", self.shared.reference, lambda reference, _: ember.pull(reference), ember.pid
         )
-        self.containerd.remove_image(starter.image.reference)
+        self.shared.forget()
         return cost
 
     def _way(self, peer: Peer) -> Callable[[], Cost]:
@@ -163,10 +168,10 @@ def prepare(bed: Bed, image: Image, starter: Starter, peers: list[Peer], say: Pr
     containerd.clear()  # some forms hold the layers that they were made of
     containerd.start()
     starter.daemon().start()
-    with say.step("Ember's first pull: its index comes here"):
-        starter.first_pull()
-        containerd.remove_image(image.reference)
-    return Contest(starter, peers, references)
+    shared = Shared(starter)
+    with say.step("building Ember's index and pushing it beside the image"):
+        shared.push()
+    return Contest(starter, shared, peers, references)
 
 
 def run(settings: Settings, say: Progress) -> Result:
@@ -179,6 +184,7 @@ def run(settings: Settings, say: Progress) -> Result:
         image.push(bed.registry)
         peers = [kind(bed) for kind in PEERS if not kind.missing()]
         ember = bed.ember(2)
+        ember.configure(completion=False, sections=TRUSTED)
         containerd = bed.containerd(
             2,
             ember_socket=ember.socket,
@@ -197,6 +203,9 @@ def run(settings: Settings, say: Progress) -> Result:
             for peer in peers:
                 peer.stop()
     result.figures = figures(costs)
+    for name, found in costs.items():
+        if name != "overlayfs" and min(cost.sent_bytes for cost in found) > LAZY * image.size:
+            result.notes.append(f"{name} was not lazy: it fetched the whole image.")
     result.raw = {name: [vars(cost) for cost in found] for name, found in costs.items()}
     return result
 

@@ -7,16 +7,14 @@ found by referrer is pushed beside a second name of the image, so that a first p
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from bench.bed.debian import science_image
 from bench.bed.gobin import CACHE
-from bench.bed.image import Image
 from bench.bed.link import Shape
 from bench.measure import Case, Figure, Result, Settings
 from bench.progress import Progress
 from bench.scene import scene
-from bench.trial import Row, Starter, Trial, measure
+from bench.shared import TRUSTED, Shared
+from bench.trial import Row, measure
 
 COLD_TARGET = 0.15
 FIRST_TARGET = 1.0
@@ -24,31 +22,6 @@ LOCAL_TARGET = 1.05
 REFERRER = "Ember, index by referrer"
 # Without an index each byte of the image is sent; with one, not half of them.
 FOUND_SHARE = 0.5
-
-
-class Shared:
-    """The image under a name of this bed's own, its index beside it in the registry."""
-
-    def __init__(self, starter: Starter, image: Image) -> None:
-        shared = replace(image, name=f"{image.name}-{starter.bed.name}")
-        self._starter = Starter(starter.bed, starter.containerd, starter.ember, shared)
-
-    def push(self) -> None:
-        """Push image and index, past the link's limit: nobody waits for it."""
-        link = self._starter.bed.link
-        shape = link.shape
-        link.reshape(Shape(0))
-        try:
-            self._starter.image.push(self._starter.bed.registry)
-            self._starter.daemon().share_index(self._starter.image.reference)
-        finally:
-            link.reshape(shape)
-
-    def cold(self) -> Trial:
-        """A start on a node that has never seen the image, nor its index."""
-        trial = self._starter.first_pull()
-        self._starter.forget()
-        return trial
 
 
 def figures(rows: list[Row]) -> list[Figure]:
@@ -88,10 +61,8 @@ def figures(rows: list[Row]) -> list[Figure]:
 def run(settings: Settings, say: Progress) -> Result:
     image = science_image(CACHE / "bed", "gzip", say)
     shape = Shape(settings.rate_mbit, settings.delay_ms)
-    # Whoever may push to this registry is the bed itself.
-    sections = {"index": {"trust": "registry"}}
-    with scene(settings, image, shape, sections) as starter:
-        shared = Shared(starter, image)
+    with scene(settings, image, shape, TRUSTED) as starter:
+        shared = Shared(starter)
         with say.step("building the index and pushing it beside the image"):
             shared.push()
         rows = measure(starter, settings.rounds, say, {REFERRER: shared.cold})
