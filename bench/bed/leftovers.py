@@ -54,14 +54,7 @@ def sweep(base: Path) -> list[str]:
 def clear(directory: Path) -> None:
     """Remove all traces of the bed in ``directory``; its name is the directory's."""
     name = directory.name
-    deadline = time.monotonic() + END_S
-    while victims := {*processes_naming(directory), *processes_in_cgroups(name)}:
-        for pid in victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            raise OSError(f"{directory}: processes {sorted(victims)} do not end")
-        time.sleep(0.05)
+    end_processes(directory, name)
     for group in cgroups(name):
         with contextlib.suppress(OSError):
             group.rmdir()
@@ -70,6 +63,24 @@ def clear(directory: Path) -> None:
     if (NAMESPACES / name).exists():
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
     remove_tree(directory)
+
+
+def end_processes(directory: Path, name: str = "") -> None:
+    """Kill what has ``directory`` in its command line, and what is in the control groups ``name``.
+
+    OSError when they do not end.
+    """
+    deadline = time.monotonic() + END_S
+    while victims := {
+        *processes_naming(directory),
+        *(processes_in_cgroups(name) if name else ()),
+    }:
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise OSError(f"{directory}: processes {sorted(victims)} do not end")
+        time.sleep(0.05)
 
 
 def remove_tree(directory: Path) -> None:

@@ -18,15 +18,16 @@ from bench.bed.link import Shape
 from bench.consumption import family, peak_bytes, processor_s, reset_peak
 from bench.measure import Case, Figure, Result, Settings
 from bench.mounted import mounted
+from bench.peers.nydus import Nydus
 from bench.peers.peer import Peer
 from bench.peers.soci import Soci
 from bench.peers.stargz import Stargz
 from bench.progress import Progress
-from bench.shared import TRUSTED, Shared
+from bench.referrer import TRUSTED, Shared
 from bench.touched import touched
 from bench.trial import Starter
 
-PEERS: tuple[type[Peer], ...] = (Soci, Stargz)
+PEERS: tuple[type[Peer], ...] = (Soci, Stargz, Nydus)
 AHEAD = 1.0
 # Who fetched more of the image than this was not lazy.
 LAZY = 0.9

@@ -12,8 +12,8 @@ from bench.bed.gobin import CACHE
 from bench.bed.link import Shape
 from bench.measure import Case, Figure, Result, Settings
 from bench.progress import Progress
+from bench.referrer import TRUSTED, Shared
 from bench.scene import scene
-from bench.shared import TRUSTED, Shared
 from bench.trial import Row, measure
 
 COLD_TARGET = 0.15

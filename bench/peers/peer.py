@@ -15,7 +15,7 @@ from typing import ClassVar
 from bench.bed.bed import Bed
 from bench.bed.containerd import Containerd
 from bench.bed.image import Image
-from bench.bed.leftovers import remove_tree, unmount_below
+from bench.bed.leftovers import end_processes, remove_tree, unmount_below
 from bench.bed.link import Shape
 from bench.bed.process import BedError, Server, run
 from bench.bed.registry import HOST
@@ -59,7 +59,7 @@ class Peer(ABC):
 
     @abstractmethod
     def convert(self, containerd: Containerd, image: Image, target: str, what: Touched) -> None:
-        """Make image ``target`` of ``image`` in containerd, which has it pulled for overlayfs.
+        """Make ``target`` of ``image``, which containerd has pulled for overlayfs, and push it.
 
         ``what`` a start touches is for those that put such files first.
         """
@@ -93,6 +93,7 @@ class Peer(ABC):
             self._server.stop()
             self._server = None
         if self.directory.exists():
+            end_processes(self.directory)
             unmount_below(self.directory)
             remove_tree(self.root)
             self.socket.unlink(missing_ok=True)
@@ -107,11 +108,13 @@ class Peer(ABC):
         self.bed.link.reshape(Shape(0))  # what is pushed passes the link too
         try:
             self.convert(containerd, image, target, what)
-            containerd.ctr("images", "push", "--plain-http", target, timeout_s=CONVERT_S)
         finally:
             self.bed.link.reshape(shape)
-        containerd.remove_image(target)
         return target
+
+    def push(self, containerd: Containerd, target: str) -> None:
+        """Push what was made in containerd's own store."""
+        containerd.ctr("images", "push", "--plain-http", target, timeout_s=CONVERT_S)
 
     def tool(self, *words: str | Path) -> None:
         """Run one of its programs to its end, on the bed's link."""

@@ -33,3 +33,4 @@ class Soci(Peer):
     def convert(self, containerd: Containerd, image: Image, target: str, what: Touched) -> None:
         words = ["soci", "--address", str(containerd.address), "--namespace", containerd.namespace]
         self.tool(*words, "convert", image.reference, target)
+        self.push(containerd, target)

@@ -40,3 +40,4 @@ class Stargz(Peer):
         words += ["--namespace", containerd.namespace, "images", "convert", "--oci", "--estargz"]
         words += ["--estargz-record-in", str(record), image.reference, target]
         self.tool(*words)
+        self.push(containerd, target)
