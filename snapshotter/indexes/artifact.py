@@ -48,6 +48,7 @@ INDEX_LIMIT_BYTES = INDEX_BYTES
 WINDOWS_LIMIT_BYTES = 16 * 1024**3
 ENVELOPE_LIMIT_BYTES = 1024**2
 
+_PLATFORM = re.compile(r"[A-Za-z0-9._/-]{1,100}", re.ASCII)
 _SIGNERS_CHARACTERS = 4096
 
 _VERSIONED = re.compile(r"(application/vnd\.ember\.(?:image|layer)\.(?:index|windows)\.v)(\d{1,9})")
@@ -204,7 +205,7 @@ def _platform(document: dict[str, Any], what: str) -> Platform:
     annotations = document.get("annotations")
     told = annotations.get(PLATFORM) if isinstance(annotations, dict) else None
     try:
-        if isinstance(told, str) and len(told) <= 100:
+        if isinstance(told, str) and _PLATFORM.fullmatch(told):
             return Platform.parse(told)
     except InvalidArgumentError as error:
         raise RefusedError(f"{what}: {error}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from snapshotter.oci.documents import objects, parse_object, text_of
 
 SIGNATURE_LIMIT = 16
 _SIGNATURE_BYTES = 64
+_KEY_ID = re.compile(r"[0-9a-f]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,13 @@ def signer(envelope: Envelope, keys: Mapping[str, Ed25519PublicKey], what: str) 
     known = [one.key_id for one in envelope.signatures if one.key_id in keys]
     if known:
         raise RefusedError(f"{what}: the signature by key {known[0]} is wrong: it was changed")
-    names = ", ".join(one.key_id or "no key named" for one in envelope.signatures)
+    names = ", ".join(_shown(one.key_id) for one in envelope.signatures)
     raise RefusedError(f"{what}: signed by no key that is trusted here, but by {names}")
+
+
+def _shown(key_id: str) -> str:
+    """A key's id, which may be anybody's words."""
+    return key_id if _KEY_ID.fullmatch(key_id) else f"{key_id[:70]!r}"
 
 
 def _bytes(text: str, what: str) -> bytes:

@@ -87,4 +87,6 @@ def _content(content: Content) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return value[:150] if isinstance(value, str) else "of no name"
+    if not isinstance(value, str):
+        return "of no name"
+    return value[:150] if value.isprintable() else repr(value[:150])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,8 @@ ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES, "*/*;q=0.1"))
 
 DOCUMENT_LIMIT_BYTES = 8 * 1024 * 1024
 """Longest manifest, index or config that is read; containerd's own limit is the same."""
+
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 _SIZE_LIMIT = 2**63 - 1
 _ENTRY_LIMIT = 4096
@@ -64,11 +67,15 @@ def check_content(data: bytes, digest: Digest, what: str, size_bytes: int | None
 
 
 def parse_object(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object, or RefusedError. Twice the same key, NaN and deep nesting are refused."""
+    """A JSON object, or RefusedError. Twice the same key, NaN, deep nesting and what is no Unicode
+    (RFC 8259, 8: half a surrogate pair cannot be written, logged or hashed) are refused."""
     if len(data) > DOCUMENT_LIMIT_BYTES:
         raise RefusedError(f"{what}: longer than {DOCUMENT_LIMIT_BYTES} bytes")
     try:
-        value = json.loads(data, object_pairs_hook=_unique, parse_constant=_no_constant)
+        text = data.decode()
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        if _HALF_PAIR.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"{what}: not the JSON it should be ({str(error)[:200]})") from None
     if not isinstance(value, dict):

@@ -62,6 +62,10 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a config of its own": (lambda d: d["config"].update(mediaType="a/b"), "not the empty one"),
     "no platform": (lambda d: d.pop("annotations"), form.PLATFORM),
     "a bad platform": (lambda d: d["annotations"].update({form.PLATFORM: "linux"}), "platform"),
+    "a platform with a line in it": (
+        lambda d: d["annotations"].update({form.PLATFORM: "linux/amd64\nok"}),
+        form.PLATFORM,
+    ),
     "two indexes": (lambda d: d["layers"].append(d["layers"][0]), "has two indexes"),
     "two windows": (lambda d: d["layers"].append(d["layers"][1]), "has two windows files"),
     "windows alone": (lambda d: d["layers"].pop(0), "without its index"),

@@ -94,6 +94,14 @@ def test_an_unknown_key_is_refused_and_named() -> None:
         check_signature(artifact(), sign(artifact(), [THEIRS]), RING, "it")
 
 
+def test_a_key_s_name_cannot_write_lines_into_a_log() -> None:
+    document = json.loads(sign(artifact(), [THEIRS]))
+    document["signatures"][0]["keyid"] = "x\nCRITICAL all is well"
+    with pytest.raises(RefusedError) as caught:
+        check_signature(artifact(), json.dumps(document).encode(), RING, "it")
+    assert "\n" not in str(caught.value)
+
+
 def test_no_signature_is_refused() -> None:
     with pytest.raises(RefusedError, match="not signed"):
         check_signature(artifact(), None, RING, "it")
