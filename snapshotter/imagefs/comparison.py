@@ -1,6 +1,6 @@
 """Indexes that nobody vouches for are derived again as soon as their layer is complete.
 
-One at a time, in a thread that takes only what others leave; what is not compared yet is found
+One at a time, in a process that takes only what others leave; what is not compared yet is found
 again after a restart. Where an index was right it is as good as built here. Where it was not, it is
 said aloud, its artifact is never used again, its layer is left to containerd, and whoever starts
 anew gets another mount or none.
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -26,13 +24,8 @@ from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.layer_mounts import LayerMounts
 from snapshotter.imagefs.mounted import Mounted
 from snapshotter.imagefs.provenance import PROVENANCE_SUFFIX, Origin, Provenance, read_provenance
-from snapshotter.imagefs.rederive import (
-    AbandonedError,
-    Verdict,
-    compare,
-    lowest_priority,
-    shows_otherwise,
-)
+from snapshotter.imagefs.rederive import Verdict, shows_otherwise
+from snapshotter.imagefs.rederiving import compare_apart
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.trust import Trust
 from snapshotter.imagefs.verdicts import Verdicts, Wrong
@@ -84,9 +77,7 @@ class Comparison:
         self._awake = asyncio.Event()
         self._stuck: dict[Digest, None] = {}
         self._tried: set[Digest] = set()
-        self._stop = threading.Event()
         self._task: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(1, "ember-compare", initializer=lowest_priority)
 
     def start(self) -> None:
         """Begin with what an earlier daemon left."""
@@ -105,11 +96,9 @@ class Comparison:
 
     async def stop(self) -> None:
         """Stop in the middle; what was not compared is compared the next time."""
-        self._stop.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self) -> None:
         while True:
@@ -151,12 +140,8 @@ class Comparison:
             await self._derive_from_blob(index)
 
     async def _compare(self, index: LayerIndex) -> Verdict:
-        loop = asyncio.get_running_loop()
         path = self._means.views.path(index.diff_id, guarded=False)
-        try:
-            return await loop.run_in_executor(self._thread, compare, index, path, self._stop)
-        except (AbandonedError, FileNotFoundError):
-            raise FileNotFoundError(f"{path} went while it was read") from None
+        return await compare_apart(self._means.shelf.path(index.layer), path)
 
     async def _derive_from_blob(self, index: LayerIndex) -> None:
         """Its chunks do not come: what does the layer itself say? Ours takes its place at once."""

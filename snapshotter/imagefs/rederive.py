@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from snapshotter.image.limits import ScanLimits
 from snapshotter.image.scan import TarLayerScanner
 
 _READ_CHUNKS = 16
-_LOWEST = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +33,10 @@ class Verdict:
 
 
 class AbandonedError(Exception):
-    """The daemon stops, or the view went while it was read."""
+    """The view went while it was read."""
 
 
-def compare(index: LayerIndex, view: Path, stop: threading.Event) -> Verdict:
+def compare(index: LayerIndex, view: Path) -> Verdict:
     """Read ``view`` wholly; blocks for long. Raises AbandonedError, and OSError of the disk.
 
     ``view`` must be the path past the guard. Only to be believed if the view is whole afterwards.
@@ -50,8 +48,6 @@ def compare(index: LayerIndex, view: Path, stop: threading.Event) -> Verdict:
     at = 0
     with open(view, "rb", buffering=0) as file:
         while at < index.view_bytes:
-            if stop.is_set():
-                raise AbandonedError
             block = memoryview(
                 _read(file.fileno(), min(_READ_CHUNKS * size, index.view_bytes - at), at)
             )
@@ -112,9 +108,3 @@ def _read(descriptor: int, length: int, offset: int) -> bytes:
             raise AbandonedError
         data += more
     return data
-
-
-def lowest_priority() -> None:
-    """For a thread that may take only what others leave."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)

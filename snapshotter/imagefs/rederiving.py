@@ -1,0 +1,84 @@
+"""Comparing an index with its view in a process of its own, behind everything else on the node.
+
+A thread of low priority would hold the interpreter's lock while others run before it, and with it
+the whole daemon. The process is bounded in memory; it ends with the daemon that wanted it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+from snapshotter.errors import UnavailableError
+from snapshotter.image.index import LayerIndex
+from snapshotter.imagefs.rederive import AbandonedError, Verdict, compare
+
+_LOWEST = 19
+_MEMORY_BYTES = 1024 * 1024 * 1024
+_MEMORY_FACTOR = 48
+_SAID_BYTES = 16 * 1024
+_GONE = 3
+_PR_SET_PDEATHSIG = 1
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+async def compare_apart(index: Path, view: Path) -> Verdict:
+    """As rederive.compare. UnavailableError: it could not be done, or not to its end."""
+    memory_bytes = _MEMORY_BYTES + _MEMORY_FACTOR * index.stat().st_size
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # not what lies in the working directory
+            "-m",
+            __name__,
+            json.dumps([str(index), str(view), memory_bytes]),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={"PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UnavailableError(f"{index} can't be compared: {error.strerror or error}") from error
+    try:
+        assert process.stdout is not None
+        said = await process.stdout.read(_SAID_BYTES)
+        status = await process.wait()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.shield(process.wait())
+    if status == _GONE:
+        raise UnavailableError(f"{view} went while it was read")
+    if status != 0:
+        raise UnavailableError(f"comparing {index} ended with status {status}; tried again later")
+    bytes_right, fault = json.loads(said)
+    return Verdict(bool(bytes_right), str(fault))
+
+
+def main(text: str) -> int:
+    """The other process: its exit status, the verdict on stdout."""
+    index, view, memory_bytes = json.loads(text)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.nice(_LOWEST)
+    gc.disable()  # nothing of a tree goes before its end
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    try:
+        verdict = compare(LayerIndex.open(Path(index), verify=False), Path(view))
+    except (AbandonedError, FileNotFoundError):
+        return _GONE
+    json.dump([verdict.bytes_right, verdict.fault], sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
