@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.bed.bed import BASE
+from bench.bed.leftovers import lock
 from bench.bed.process import BedError
 from bench.measure import Case, Figure, Result, Settings, alternate, medians
 from bench.progress import Progress
@@ -79,11 +80,16 @@ class Place:
 @contextmanager
 def place() -> Iterator[Place]:
     BASE.mkdir(parents=True, exist_ok=True)
-    made = Place(Path(tempfile.mkdtemp(prefix="guard-", dir=BASE)))
+    root = Path(tempfile.mkdtemp(prefix="guard-", dir=BASE))
+    # What has no lock there is taken for what a killed run has left, by whoever starts next.
+    held = lock(root)
+    made = Place(root)
     try:
         yield made
     finally:
         made.close()
+        if held is not None:
+            os.close(held)
 
 
 def read(path: Path, readers: int, reads: int) -> float:
