@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -20,6 +21,8 @@ from snapshotter.oci.hosts import Host
 
 _OPEN_FIELDS = frozenset({"ns", "service", "scope", "account", "grant_type", "client_id"})
 _URL = re.compile(r"""(https?://)(?:[^\s"'/@]*@)?([^\s"'?]*)(?:\?[^\s"']*)?""")
+_KNOWN_URLS = 1024
+"""Each request asks several times where it goes."""
 _SHORTEST_SECRET = 4
 """Shorter words would take half of a message with them."""
 
@@ -94,6 +97,7 @@ class Sender(Protocol):
 
 
 @functools.lru_cache(maxsize=1024)  # asked several times of each request
+@lru_cache(_KNOWN_URLS)
 def origin_of(url: str) -> tuple[str, str, int]:
     """Scheme, host and port: what decides whether a secret may travel."""
     parts = urlsplit(url)
@@ -102,6 +106,7 @@ def origin_of(url: str) -> tuple[str, str, int]:
 
 
 @functools.lru_cache(maxsize=1024)
+@lru_cache(_KNOWN_URLS)
 def without_query(url: str) -> str:
     """The URL as it may stand in a message: signatures and users left out."""
     try:

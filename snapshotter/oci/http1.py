@@ -245,8 +245,8 @@ def _reason(error: BaseException) -> str:
             text += way_to_trust(cause)
     elif isinstance(error, aiohttp.ClientConnectorError):
         text = f"cannot connect to {error.host}:{error.port}: {_cause(error.os_error)}"
-    elif isinstance(error, ssl.SSLError):
-        text = words_of_tls(error)
+    elif isinstance(error.__cause__, ssl.SSLError):
+        text = words_of_tls(error.__cause__)
     return _USER_IN_URL.sub("//", text.partition("?")[0])[:300]
 
 

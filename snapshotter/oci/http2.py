@@ -57,7 +57,7 @@ class Http2Connection(asyncio.Protocol):
         """It broke the protocol: better not try again."""
         self._user_agent = user_agent
         self._streams: dict[int, Stream] = {}
-        self._splitter = FrameSplitter()
+        self._splitter = FrameSplitter(_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._ending: str | None = None
         self._unacknowledged = 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from h2.exceptions import FrameTooLargeError
+
 _HEAD_BYTES = 9
 _GOAWAY = 0x7
 _LEAST_GOAWAY_BYTES = 8
@@ -26,12 +28,17 @@ class GoAway:
 class FrameSplitter:
     """Gives on what comes, in the same order, with each GOAWAY as a value of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self._held = b""
         self._passing = 0
 
     def split(self, data: bytes) -> Iterator[bytes | GoAway]:
-        """Bytes to pass on, and GoAway; a piece of a frame's head is held until it is whole."""
+        """Bytes to pass on, and GoAway; a piece of a frame's head is held until it is whole.
+
+        Raises FrameTooLargeError at the head of a frame of more than ``most_bytes``, of which
+        nobody should wait for the end.
+        """
         if self._held:
             data, self._held = self._held + data, b""
         at = min(self._passing, len(data))
@@ -42,6 +49,8 @@ class FrameSplitter:
                 self._held = data[at:]
                 break
             length = int.from_bytes(data[at : at + 3], "big")
+            if length > self._most_bytes:
+                raise FrameTooLargeError(f"a frame of {length} bytes, if it is one at all")
             end = at + _HEAD_BYTES + length
             if data[at + 3] == _GOAWAY and _LEAST_GOAWAY_BYTES <= length <= _MOST_GOAWAY_BYTES:
                 if end > len(data):

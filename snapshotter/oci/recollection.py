@@ -41,7 +41,10 @@ class Recollection(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """What was put, None if it is forgotten."""
-        return self._entries[key][1] if key in self else None
+        entry = self._entries.get(key)
+        if entry is None or key not in self:
+            return None
+        return entry[1]
 
     def drop(self, key: K) -> None:
         """Forget now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv6Address
 from urllib.parse import urlsplit
 
@@ -97,6 +98,7 @@ def _is_registry(text: str) -> bool:
         return False
 
 
+@lru_cache(1024)
 def split_name(name: str) -> tuple[str, str]:
     """Split ``[registry/]repository`` and check both parts.
 

@@ -95,7 +95,7 @@ def words_of_tls(error: ssl.SSLError) -> str:
     reason = (error.reason or "the handshake failed").replace("_", " ").lower()
     if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
         return f"it does not speak TLS ({reason}); registry.plain_http allows it to"
-    if "CERTIFICATE_REQUIRED" in (error.reason or "") or "certificate required" in reason:
+    if "certificate required" in reason:
         return f"TLS: {reason}; 'client' in hosts.toml names a certificate for it"
     return f"TLS: {reason}"
 

@@ -188,6 +188,15 @@ def noisy(name: str, size: int = 300_000) -> ImageCase:
     return image(name, blobs, rows)
 
 
+def of_many_files(name: str) -> ImageCase:
+    """A gzip and a plain layer of some files each, between which nothing is shared."""
+    files = {f"{name}-{n}": random.Random(f"{name}{n}").randbytes(100_000) for n in range(16)}
+    names = sorted(files)
+    parts = [b"".join(file(key.encode(), files[key]) for key in names[at::2]) for at in range(2)]
+    blobs = [gzipped(layer(parts[0])), as_it_is(layer(parts[1]))]
+    return image(name, blobs, {key: is_file(data) for key, data in files.items()})
+
+
 def read_all(scene: Scene, case: ImageCase, root: Path, limit_s: float = 40) -> list[str]:
     """What a reader of each file says: "" for right bytes."""
     readers = [reader(root / name, sha256_of(case, name)) for name in sorted(case.rows)]

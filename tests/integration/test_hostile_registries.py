@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cases.images import ImageCase, as_it_is, gzipped, image
-from tests.cases.rows import is_file
-from tests.cases.tars import file, layer
 from tests.fakes.hostile import Manner, manners, sends_other_bytes
-from tests.integration.registry_scene import Scene, read_all, scene_in
+from tests.integration.registry_scene import Scene, of_many_files, read_all, scene_in
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
-FILE_BYTES = 100_000
 MANNERS: dict[str, Manner] = {
     **manners(nth=6),
     "sends other bytes of the right length": sends_other_bytes(6),
@@ -36,15 +31,6 @@ def well_again(scene: Scene) -> Iterator[None]:
     yield
     scene.registry.heal()
     scene.registry.gate = None
-
-
-def of_many_files(name: str) -> ImageCase:
-    """A gzip and a plain layer of some files each, between which nothing is shared."""
-    files = {f"{name}-{n}": random.Random(f"{name}{n}").randbytes(FILE_BYTES) for n in range(16)}
-    names = sorted(files)
-    parts = [b"".join(file(key.encode(), files[key]) for key in names[at::2]) for at in range(2)]
-    blobs = [gzipped(layer(parts[0])), as_it_is(layer(parts[1]))]
-    return image(name, blobs, {key: is_file(data) for key, data in files.items()})
 
 
 @pytest.mark.parametrize("manner", MANNERS)

@@ -15,8 +15,9 @@ import pytest
 from bench.bed.process import run
 from tests.fakes.certificates import Authority
 from tests.fakes.gates import basic
+from tests.fakes.http2_wire import speak_http2
 from tests.fakes.proxy import TunnelProxy
-from tests.integration.registry_scene import Scene, noisy, read_all, scene_in
+from tests.integration.registry_scene import Scene, noisy, of_many_files, read_all, scene_in
 from tests.node import words_of
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -133,3 +134,24 @@ def test_tls_goes_through_a_tunnel_that_the_proxy_makes(
             scene.registries.do(proxy.__aexit__())
         assert registry.asked("/blobs/")
         assert all(head.startswith(f"CONNECT {NAMED}:443 ") for head in proxy.asked)
+
+
+def test_small_reads_go_over_http2_where_it_is_spoken(
+    scene: Scene, certs: Path, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    context = authority.server_context()
+    with scene.registries.another(tls=context) as registry:
+        speak_http2(registry, context)
+        folder = certs / registry.authority
+        folder.mkdir()
+        hosts = f'server = "{registry.url}"\nca = "{authority.path}"\n'
+        (folder / "hosts.toml").write_text(hosts)
+        rounds = 0
+        while rounds < 10 and not [seen for seen in registry.seen if seen.http2]:
+            rounds += 1
+            case = of_many_files(f"over http2, round {rounds}")
+            scene.lazily(case, registry)
+            with scene.node.mounted(case.chain_id) as root:
+                assert set(read_all(scene, case, root)) == {""}
+        assert [seen for seen in registry.seen if seen.http2]

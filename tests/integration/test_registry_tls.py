@@ -25,7 +25,15 @@ from tests.fakes.clients import read, registry_client, stream
 from tests.fakes.registry import sha256
 from tests.fakes.skipping_clock import SkippingClock
 from tests.integration.nginx import Nginx, nginx_before
-from tests.integration.test_registry_real import AMD64, LAYERS, push_app, real_registry
+from tests.integration.test_registry_real import (
+    AMD64,
+    LAYERS,
+    free_port,
+    is_up,
+    push_app,
+    real_registry,
+)
+from tests.patience import until
 
 LIMITS = TransportLimits(connect_s=5, idle_s=5, connections_per_host=4)
 DATA = LAYERS[0]
@@ -217,3 +225,34 @@ async def test_a_client_s_certificate_is_shown_and_may_be_renewed(tmp_path: Path
                 await at.bring(client)
             else:
                 assert "'client' in hosts.toml names one" in await at.refusal(client)
+
+
+async def test_a_handshake_that_wants_a_client_s_certificate_says_so(tmp_path: Path) -> None:
+    ours, port = Authority(tmp_path), free_port()
+    certificate, key = ours.issue("server")
+    words = ["-accept", str(port), "-cert", str(certificate), "-key", str(key)]
+    words += ["-Verify", "1", "-verify_return_error", "-www"]
+    quiet = asyncio.subprocess.DEVNULL
+    server = await asyncio.create_subprocess_exec(
+        "openssl",
+        *words,
+        "-Verify",
+        "1",
+        "-verify_return_error",
+        "-www",
+        stdout=quiet,
+        stderr=quiet,
+    )
+    try:
+        assert await asyncio.to_thread(until, lambda: is_up(port), 10)
+        folder = tmp_path / f"127.0.0.1:{port}"
+        folder.mkdir()
+        toml = f'server = "https://127.0.0.1:{port}"\nca = "{ours.path}"\n'
+        (folder / "hosts.toml").write_text(toml)
+        async with registry_client(certs=tmp_path, limits=LIMITS) as client:
+            with pytest.raises(EmberError) as caught:
+                await client.resolve(parse_reference(f"127.0.0.1:{port}/team/app:v1"), AMD64)
+        assert "'client' in hosts.toml names a certificate for it" in str(caught.value)
+    finally:
+        server.terminate()
+        await server.wait()

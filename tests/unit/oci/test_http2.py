@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from snapshotter.content import BlobRef, Extent
 from snapshotter.oci.limits import TransportLimits
 from snapshotter.oci.registry import RegistryClient
+from tests.fakes.certificates import Authority
 from tests.fakes.clients import read, registry_client, secure_registry_with, stream
 from tests.fakes.http_server import Answer, Seen
 from tests.fakes.proxy import TunnelProxy
@@ -159,3 +160,56 @@ async def test_streams_that_break_leave_the_others_alone(tmp_path: Path, after: 
         reads = [asyncio.ensure_future(at.read(n * SMALL)) for n in range(8)]
         done = await asyncio.gather(*reads, return_exceptions=True)
         assert [error for error in done if error is None], done
+
+
+async def test_what_is_trusted_no_more_is_not_read_from_over_a_kept_connection(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as at:
+        await at.until_spoken()
+        authority = tmp_path / "authority.pem"
+        other = tmp_path / "other"
+        other.mkdir()
+        authority.write_bytes(Authority(other).path.read_bytes())
+        reads = [at.read(n * SMALL) for n in range(12)]
+        refused = await asyncio.gather(*reads, return_exceptions=True)
+        assert ["is not trusted" in str(error) for error in refused] == [True] * 12
+        assert at.registry.seen == []
+
+
+async def test_what_is_no_http2_is_gone_around_and_not_tried_again(tmp_path: Path) -> None:
+    spoken = 0
+
+    async def nonsense(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int
+    ) -> None:
+        nonlocal spoken
+        spoken += 1
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
+        await reader.read()
+
+    async with scene(tmp_path) as at:
+        at.registry.http2 = nonsense
+        for _ in range(6):
+            await at.burst(12)
+        assert spoken == 1
+
+
+async def test_a_connection_that_nobody_uses_is_closed(tmp_path: Path) -> None:
+    limits = replace(LIMITS, keep_s=0.05)
+    closed = asyncio.Event()
+    async with scene(tmp_path, limits=limits) as at:
+        serve = at.registry.http2
+        assert serve is not None
+
+        async def watched(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int
+        ) -> None:
+            await serve(reader, writer, connection)
+            closed.set()
+
+        at.registry.http2 = watched
+        await at.until_spoken()
+        await closed.wait()
+        await at.burst(8)
+        assert at.registry.seen
