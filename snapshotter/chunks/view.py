@@ -167,20 +167,29 @@ class View:
 
     async def write_laid_out(self, first: int, count: int, buffer: BulkBuffer) -> int:
         """As write_run without demand, of ``count`` chunks from the start of a lent ``buffer``."""
-        numbers, size = range(first, first + count), self.chunk_bytes
-        places = [(number - first) * size for number in numbers]
+        numbers = range(first, first + count)
         if self._data.direct_fd < 0 or any(map(self.is_readable, numbers)):
-            parts = [
-                buffer.memory[at : at + self.length_of(number)]
-                for number, at in zip(numbers, places, strict=True)
-            ]
-            return await self.write_run(first, parts, demand=False)
+            return await self._write_some(numbers, buffer.memory)
         try:
             length = await offload(self._services.pool, self._judge, numbers, buffer.memory)
             await self._write_judged(numbers, buffer, length)
         finally:
             self.settle()
         return count
+
+    async def _write_some(self, numbers: range, memory: memoryview) -> int:
+        """Those of them that are not here, through the page cache: it needs no second buffer, for
+        which all who hold one could wait for each other."""
+        written = at = 0
+        try:
+            for number in numbers:
+                part = memory[at : at + self.length_of(number)]
+                step = partial(self.put, number, part, demand=False)
+                written += await self._with_room(step, len(part), demand=False)
+                at += len(part)
+            return written
+        finally:
+            self.settle()
 
     def _judge(self, numbers: range, memory: memoryview) -> int:
         """Verify chunks that lie in ``memory`` from its start; their length in whole blocks."""

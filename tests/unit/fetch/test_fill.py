@@ -106,6 +106,27 @@ async def test_what_a_broken_connection_had_brought_is_not_fetched_again(bench: 
     assert all(one is not None and one.offset >= first.length // 2 for one in rest)
 
 
+async def test_more_fetches_than_buffers_do_not_wait_for_each_other(bench: Bench) -> None:
+    await bench.close()
+    await bench.open(background_slots=32, window_bytes=64 * 1024)
+    views = [bench.layers.add(plain, plain, bench.tiers) for plain in shifted(6)]
+    for view in views:  # a run with a chunk that is here goes another way
+        for offset in range(0, len(PLAIN), 60_000):
+            await bench.read(view, offset, 1)
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(bench.road.complete(view, at_once=8) for view in views))
+    for view, plain in zip(views, shifted(6), strict=True):
+        opened = bench.store.get(view)
+        assert opened is not None
+        assert opened.complete
+        assert opened.path.read_bytes()[: len(plain)] == plain
+
+
+def shifted(count: int) -> list[bytes]:
+    """So many different plain layers."""
+    return [PLAIN[n:] + PLAIN[:n] for n in range(count)]
+
+
 async def test_the_first_window_that_cannot_be_had_ends_all(bench: Bench) -> None:
     await bench.close()
     await bench.open(miss_timeout_s=0.05)
