@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -98,6 +99,7 @@ async def _serve(config: Config, path: Path | None) -> None:
             notify(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [descriptor])
         notify(f"READY=1\nMAINPID={os.getpid()}\nSTATUS={daemon.summary()}")
         log.info("ready: %s", daemon.summary())
+        gc.freeze()  # what is here now stays: no collection need look at it again
         # Not before: the end of a reload says READY=1 too.
         loop.add_signal_handler(signal.SIGHUP, _reload, config, path)
         if early.is_set():

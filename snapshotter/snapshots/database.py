@@ -264,6 +264,8 @@ class Database:
         connection = self._connection
         try:
             connection.execute("BEGIN IMMEDIATE")
+            if len(group) == 1:
+                return self._finish_alone(group[0])
             for write in group:
                 self._apply(write)
             connection.execute("COMMIT")
@@ -273,6 +275,20 @@ class Database:
             for write in group:
                 write.result, write.error = None, self._translated(error)
             return False
+        return True
+
+    def _finish_alone(self, write: _Write) -> bool:
+        """As _apply and the commit, but what fails ends the transaction, which holds no other."""
+        write.result, write.error = None, None
+        try:
+            write.result = write.work(self._connection)
+        except sqlite3.OperationalError:
+            raise
+        except BaseException as error:
+            write.error = error
+            self._connection.execute("ROLLBACK")
+        else:
+            self._connection.execute("COMMIT")
         return True
 
     def _apply(self, write: _Write) -> None:

@@ -106,7 +106,7 @@ def create(
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
         (snapshot_id, key, parent_id, int(kind), now_ns, now_ns, int(owner_pending)),
     )
-    _put_labels(connection, snapshot_id, labels)
+    _put_labels(connection, snapshot_id, labels, is_new=True)
 
 
 def create_lazy(
@@ -136,7 +136,7 @@ def create_lazy(
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (snapshot_id, name, parent_id, int(Kind.COMMITTED), now_ns, now_ns, layer, view),
     )
-    _put_labels(connection, snapshot_id, labels)
+    _put_labels(connection, snapshot_id, labels, is_new=True)
     return True
 
 
@@ -258,9 +258,14 @@ def owner_copied(connection: sqlite3.Connection, snapshot_id: int) -> None:
 
 
 def _put_labels(
-    connection: sqlite3.Connection, snapshot_id: int, labels: Mapping[str, str]
+    connection: sqlite3.Connection,
+    snapshot_id: int,
+    labels: Mapping[str, str],
+    *,
+    is_new: bool = False,
 ) -> None:
-    connection.execute("DELETE FROM snapshot_labels WHERE snapshot_id = ?", (snapshot_id,))
+    if not is_new:
+        connection.execute("DELETE FROM snapshot_labels WHERE snapshot_id = ?", (snapshot_id,))
     connection.executemany(
         "INSERT INTO snapshot_labels (snapshot_id, key, value) VALUES (?, ?, ?)",
         [(snapshot_id, key, value) for key, value in labels.items()],

@@ -19,7 +19,7 @@ from snapshotter.snapshots.trash import Trash
 from tests.fakes.lazy import FakeLazyLayers
 from tests.unit.snapshots.killed import CHAIN, take
 
-LEAST_STEPS = {"prepare": 12, "commit": 8, "remove": 8, "take": 8, "start": 8}
+LEAST_STEPS = {"prepare": 12, "commit": 8, "remove": 6, "take": 8, "start": 8}
 
 
 @asynccontextmanager
