@@ -30,6 +30,9 @@ from snapshotter.errors import ConfigError, EmberError
 
 log = logging.getLogger("ember")
 
+SWITCH_S = 0.001
+"""So long a thread that computes may keep the interpreter from the event loop."""
+
 
 def notify(message: str, descriptors: Sequence[int] = ()) -> None:
     """Tell the service manager (sd_notify(3)); without one this does nothing."""
@@ -133,6 +136,7 @@ def run(config: Config, path: Path | None) -> NoReturn:
     # Whoever stops reading the log must not end the daemon with it.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.umask(0o022)
+    sys.setswitchinterval(SWITCH_S)
     try:
         uvloop.run(_serve(config, path))
     except (EmberError, OSError) as error:

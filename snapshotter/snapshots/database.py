@@ -62,7 +62,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._room = DatabaseRoom(path)
-        self._queue: queue.Queue[_Write | None] = queue.Queue(MAX_WAITING)
+        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._run, name="ember-db-writer", daemon=True)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ember-db-reader")
         self._local = threading.local()
@@ -98,12 +98,11 @@ class Database:
             raise UnavailableError(f"{self.path} is closed: the daemon is stopping")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
-        try:
-            self._queue.put_nowait(_Write(work, future, loop, frees_space, first))
-        except queue.Full:
+        if self._queue.qsize() >= MAX_WAITING:
             raise UnavailableError(
                 f"{self.path}: {MAX_WAITING} writes are waiting for the disk; try again later"
-            ) from None
+            )
+        self._queue.put(_Write(work, future, loop, frees_space, first))
         return await future  # type: ignore[return-value]
 
     async def read(self, work: Work[T]) -> T:
