@@ -1,4 +1,4 @@
-// containerd's own overlayfs snapshotter behind a unix socket of its own, as a proxy snapshotter is.
+// containerd's own overlayfs snapshotter behind a unix socket, as a proxy snapshotter is.
 package main
 
 import (
