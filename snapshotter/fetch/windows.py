@@ -156,7 +156,8 @@ class Windows:
 
     async def _abandon(self, layer: _Layer, want: _Want) -> None:
         """Nobody waits for ``want`` any more."""
-        layer.wants.pop(want.point.number, None)
+        if layer.wants.get(want.point.number) is want:
+            del layer.wants[want.point.number]
         want.future.cancel()
         batch = want.batch
         if batch is None:
