@@ -91,15 +91,16 @@ class Output:
         if options.json and options.json.exists():
             self.kept = read_document(options.json)
 
-    def result(self, case: Case, result: Result, origin: dict[str, Any]) -> None:
-        """Print one result, and draw its charts; ``origin`` is the machine that it is from."""
+    def result(self, case: Case, result: Result, about: dict[str, Any]) -> None:
+        """Print one result, and draw its charts; ``about``: ``machine`` and ``rounds``."""
         options = self._options
         if options.markdown or options.results:
-            header = machine_line(origin)
+            header = machine_line(about["machine"])
             if header != self._header:
                 self._say(f"{header}\n")
                 self._header = header
-            self._say(markdown(case, result, options.plots.name if options.plots else ""))
+            plots = options.plots.name if options.plots else ""
+            self._say(markdown(case, result, about["rounds"], plots))
         else:
             show(case, result, self._console)
         if options.plots:
@@ -151,7 +152,7 @@ def run_cases(chosen: list[Case], options: argparse.Namespace) -> bool:
         seconds = time.monotonic() - start
         say(f"{case.name}: done in {seconds:.0f} s")
         output.keep(case.name, {**about, **document(case, result, seconds)})
-        output.result(case, result, here)
+        output.result(case, result, about)
     return went_well
 
 
@@ -162,7 +163,7 @@ def show_kept(cases: dict[str, Case], options: argparse.Namespace) -> bool:
     for name in options.case or sorted(kept):
         if "failed" in kept.get(name, {"failed": True}) or name not in cases:
             continue
-        output.result(cases[name], read_result(kept[name]), kept[name]["machine"])
+        output.result(cases[name], read_result(kept[name]), kept[name])
     return True
 
 

@@ -178,7 +178,7 @@ def machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "processor": processor(),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "cpus": os.cpu_count(),
         "memory_bytes": memory,
         "file_system": file_system(Path("/var/tmp")),

@@ -42,7 +42,7 @@ def cells(figure: Figure) -> list[str]:
     sign = "≥" if figure.at_least else "≤"
     target = f"{sign} {number(figure.target)}" if figure.target is not None else "–"
     met = {True: "yes", False: "NO", None: ""}[figure.met]
-    name = f"{figure.name} ({figure.unit})"
+    name = f"{figure.name} ({figure.unit})" if figure.unit else figure.name
     theirs = with_spread(figure.theirs, figure.theirs_spread)
     theirs += f" {figure.against}" if figure.against else ""
     ours = with_spread(figure.ours, figure.spread)
@@ -68,9 +68,11 @@ def machine_line(machine: dict[str, Any]) -> str:
     )
 
 
-def markdown(case: Case, result: Result, plots: str = "") -> str:
+def markdown(case: Case, result: Result, rounds: int, plots: str = "") -> str:
     """One case as Markdown; ``plots`` is where its charts lie, as seen from the text."""
-    lines = [f"## {case.name}", "", f"{case.shows}. Target: {case.target}.", ""]
+    shows = case.shows[:1].upper() + case.shows[1:]
+    measured = f"{rounds} rounds" if rounds > 1 else "One round: a trial, no result"
+    lines = [f"## {case.name}", "", f"{shows}. Target: {case.target}. {measured}.", ""]
     lines += [f"| {' | '.join(HEADING)} |", f"|{'---|' * len(HEADING)}"]
     lines += [f"| {' | '.join(cells(figure))} |" for figure in result.figures]
     for note in result.notes:

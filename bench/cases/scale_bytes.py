@@ -78,6 +78,8 @@ def run(settings: Settings, say: Progress) -> Result:
             starter = Starter(bed, containerd, ember, image)
             rounds = settings.rounds if size <= LARGE_GB else 1
             growth.add(size, measure(starter, rounds, say))
+    if max(growth.at, default=0.0) > LARGE_GB:
+        result.notes.append(f"Above {LARGE_GB:g} GB: one round.")
     if growth.at:
         growth.into(result)
     return result

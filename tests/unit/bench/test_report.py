@@ -41,6 +41,7 @@ def nothing(settings: Settings, say: Progress) -> Result:
 
 
 CASE = Case("reads", "reads against overlayfs", nothing, "at most 1.03")
+SAID = "Reads against overlayfs. Target: at most 1.03. 3 rounds."
 RESULT = Result(
     [
         Figure.of("cold", "s", [3.0, 1.0, 2.0], [1.0, 2.0, 4.0], 1.03, against="overlayfs"),
@@ -76,8 +77,8 @@ def test_a_least_target_is_met_from_above() -> None:
 
 
 def test_markdown_has_target_table_notes_and_charts() -> None:
-    lines = markdown(CASE, RESULT, "plots").splitlines()
-    assert lines[:3] == ["## reads", "", "reads against overlayfs. Target: at most 1.03."]
+    lines = markdown(CASE, RESULT, 3, "plots").splitlines()
+    assert lines[:3] == ["## reads", "", SAID]
     assert "| cold (s) | 2 (1–3) | 2 (1–4) overlayfs | 1 | ≤ 1.03 | yes |" in lines
     assert "| size (bytes) | 1,234,567 | – | – | – |  |" in lines
     assert lines[-2:] == ["![reads](plots/reads.svg)", "![grows](plots/grows.svg)"]
@@ -85,14 +86,14 @@ def test_markdown_has_target_table_notes_and_charts() -> None:
 
 
 def test_markdown_without_charts_names_none() -> None:
-    assert "![" not in markdown(CASE, RESULT)
+    assert "![" not in markdown(CASE, RESULT, 3)
 
 
 def test_what_is_kept_can_be_shown_again() -> None:
     kept = json.loads(json.dumps(document(CASE, RESULT, 1.0)))
     again = read_result(kept)
     assert again.figures == RESULT.figures
-    assert markdown(CASE, again, "plots") == markdown(CASE, RESULT, "plots")
+    assert markdown(CASE, again, 3, "plots") == markdown(CASE, RESULT, 3, "plots")
     assert charts(CASE, again) == charts(CASE, RESULT)
     assert kept["raw"] == {"cold": [1.0]} and kept["target"] == "at most 1.03"
 
@@ -112,6 +113,10 @@ def test_charts_are_written_one_file_each(tmp_path: Path) -> None:
 
 def test_a_case_without_ratios_has_no_bars() -> None:
     assert charts(CASE, Result([Figure("size", "bytes", 1)])) == {}
+
+
+def test_a_single_round_is_no_result() -> None:
+    assert "One round: a trial, no result." in markdown(CASE, RESULT, 1)
 
 
 def test_the_machine_is_one_line() -> None:
