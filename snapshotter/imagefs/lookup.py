@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 LOOKUPS = 16
 REMEMBERED = 1024
+FAILURE_SHARE = 0.1
+"""A registry that failed is asked again sooner than one that said there is nothing."""
 LONGEST_S = 300.0
 """A lookup that nobody waits for any more ends then."""
 
@@ -150,6 +152,7 @@ class Lookup:
     def _ended(self, key: Key, outcome: Outcome) -> Outcome:
         self._count(outcome.found.value)
         self.counts[outcome.found.value] += 1
+        log.info("indexes beside %s@%s: %s %s", *key, outcome.found.value, outcome.why)
         self.last.pop(key[1], None)
         while len(self.last) >= REMEMBERED:
             self.last.popitem(last=False)
@@ -171,7 +174,8 @@ class Lookup:
         if outcome.found not in (Found.FOUND, Found.PARTLY):
             while len(self._misses) >= REMEMBERED:
                 self._misses.popitem(last=False)
-            until_s = self._clock.monotonic_s() + self._forget_s
+            share = FAILURE_SHARE if outcome.found is Found.FAILED else 1.0
+            until_s = self._clock.monotonic_s() + share * self._forget_s
             self._misses[key] = _Miss(outcome, until_s, frozenset(ring.keys))
         return self._ended(key, outcome)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +16,7 @@ from snapshotter.content import BlobRef
 from snapshotter.errors import NoSpaceError, UnauthorizedError, UnavailableError
 from snapshotter.imagefs import lookup as lookup_module
 from snapshotter.imagefs.lookup import Found, Outcome
-from snapshotter.imagefs.provenance import Origin
+from snapshotter.imagefs.provenance import Origin, read_provenance, remove_strays
 from snapshotter.oci.documents import digest_of
 from tests.indexes import artifact_of
 from tests.unit.imagefs.others import REPOSITORY, Elsewhere, Looking
@@ -194,6 +196,9 @@ async def test_a_registry_that_fails_is_remembered_too(
         outcome = await look(node, image)
         assert (outcome.found, outcome.why) == (Found.FAILED, str(error))
     assert node.beside.asked == 1
+    await node.clock.advance(61)  # sooner than what surely is not there
+    await look(node, image)
+    assert node.beside.asked == 2
 
 
 async def test_a_slow_lookup_holds_nobody_and_what_it_brings_is_kept(
@@ -324,3 +329,53 @@ async def test_a_full_disk_is_a_reason_and_no_error(
     assert outcome.found is Found.REFUSED
     assert "no space left" in outcome.why
     assert here(node, image) == [False, False]
+
+
+async def test_what_is_cut_off_between_the_note_and_the_index_is_never_our_own(
+    node: Looking, image: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note comes first, so nothing that is left looks as if this node had built it."""
+    node.beside.offer(image.document.manifest, image.artifact(node.key("ours")))
+    seen = []
+
+    def cut_off(source: Path, target: Path) -> None:
+        seen.append((target.exists(), node.shelf.provenance(image.layers[0].blob).origin))
+        raise OSError(errno.EIO, "cut off")
+
+    monkeypatch.setattr(os, "link", cut_off)
+    await look(node, image)
+    assert seen
+    assert not any(there for there, _ in seen)
+    notes = [node.shelf.path(layer.blob).with_suffix(".from") for layer in image.layers]
+    assert all(note.exists() for note in notes)
+    assert here(node, image) == [False, False]
+    remove_strays(node.index)
+    assert not any(note.exists() for note in notes)
+    monkeypatch.undo()
+    node.start()
+    assert (await look(node, image)).found is Found.FOUND
+
+
+async def test_what_this_node_builds_itself_is_its_own_from_then_on(
+    node: Looking, image: Elsewhere
+) -> None:
+    node.beside.offer(image.document.manifest, image.artifact(node.key("ours")))
+    await look(node, image)
+    blob = image.layers[0].blob
+    node.shelf.renewed(blob)
+    for _ in range(2):
+        assert node.shelf.provenance(blob).origin is Origin.HERE
+        node.start()
+
+
+async def test_a_note_that_is_damaged_vouches_for_nothing(node: Looking, image: Elsewhere) -> None:
+    node.beside.offer(image.document.manifest, image.artifact(node.key("ours")))
+    await look(node, image)
+    blob = image.layers[0].blob
+    note = node.shelf.path(blob).with_suffix(".from")
+    whole = note.read_bytes()
+    for cut in range(len(whole)):
+        note.write_bytes(whole[:cut])
+        assert not read_provenance(node.shelf.path(blob)).own, cut
+    node.shelf.drop(blob)
+    assert not list(node.index.glob(f"{blob.hex}*"))
