@@ -243,7 +243,9 @@ class RegistryClient:
         registry, repository = split_name(blob.repository)
         hosts = self.asker.book.for_blob(registry, repository, blob.digest)
         part = None if extent == Extent(0, blob.size_bytes) else extent
-        is_bulk = (blob.size_bytes if extent is None else extent.length) > _SMALL_BYTES
+        length = blob.size_bytes if extent is None else extent.length
+        # One that shares a connection could share the very one that hangs.
+        is_bulk = elsewhere or length > _SMALL_BYTES
         headers: dict[str, str] = {}
         if part is not None:
             headers["Range"] = f"bytes={part.offset}-{part.end - 1}"

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,6 +91,21 @@ async def test_what_is_large_has_a_connection_of_its_own(tmp_path: Path) -> None
         reads = [at.read(n, LARGE) for n in range(2)]
         streams = [stream(at.client, at.blob) for _ in range(2)]
         await asyncio.gather(*reads, *streams)
+        assert at.over_http2() == []
+
+
+async def test_a_second_ask_never_shares_a_connection(tmp_path: Path) -> None:
+    async with scene(tmp_path) as at:
+        await at.until_spoken()
+
+        async def again(number: int) -> None:
+            extent = Extent(number * SMALL, SMALL)
+            async with aclosing(at.client.read(at.blob, extent, elsewhere=True)) as pieces:
+                got = b"".join([piece async for piece in pieces])
+            assert got == DATA[extent.offset : extent.end]
+
+        await asyncio.gather(*map(again, range(12)))
+        assert len(at.registry.seen) >= 12
         assert at.over_http2() == []
 
 
