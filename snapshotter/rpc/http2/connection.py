@@ -84,12 +84,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         self._wake()
 
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
         """Send frames; what answers one read of the socket goes out in one write."""
         if self._held is not None:
             self._held.append(data)
-        elif self._transport is not None:
+        elif self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def fits(self, stream: Stream, length: int) -> bool:

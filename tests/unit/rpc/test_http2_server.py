@@ -305,3 +305,17 @@ async def test_a_stop_lets_calls_end_and_takes_no_new_ones(
         assert (await client.next(Kind.HEADERS))[0] & frames.END_STREAM
         await stopping
         assert await client.reader.read() == b""
+
+
+async def test_who_asks_much_and_reads_nothing_is_not_read_on(path: Path) -> None:
+    """Answers pile up in the socket and no further; who reads at last gets every one of them."""
+    pings = 100_000
+    async with raw(path) as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(*(frames.frame(Kind.PING, 0, 0, n.to_bytes(8, "big")) for n in range(pings)))
+        assert await status_of(path) == "{}"
+        assert client.writer.transport.get_write_buffer_size() > 0
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        for number in range(pings):
+            _, _, payload = await client.next(Kind.PING)
+            assert int.from_bytes(payload, "big") == number
