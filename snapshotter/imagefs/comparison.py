@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -75,7 +75,7 @@ class Comparison:
     def __init__(self, means: Means) -> None:
         self._means = means
         self._awake = asyncio.Event()
-        self._stuck: dict[Digest, None] = {}
+        self._stuck: set[Digest] = set()
         self._tried: set[Digest] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -91,7 +91,7 @@ class Comparison:
     def suspect(self, view: Digest) -> None:
         """Chunks of the view do not come: perhaps because its index is wrong about them."""
         if view not in self._tried:
-            self._stuck[view] = None
+            self._stuck.add(view)
             self._awake.set()
 
     async def stop(self) -> None:
@@ -104,9 +104,10 @@ class Comparison:
         while True:
             await self._awake.wait()
             self._awake.clear()
+            stuck, self._stuck = self._stuck, set()
             for blob in await asyncio.to_thread(self._foreign):
                 try:
-                    await self._look_at(blob)
+                    await self._look_at(blob, stuck)
                 except (EmberError, OSError) as error:
                     log.warning("the index of layer %s is not compared yet: %s", blob, error)
                 except Exception:
@@ -124,7 +125,7 @@ class Comparison:
                 found.append(Digest(algorithm, path.stem))
         return found
 
-    async def _look_at(self, blob: Digest) -> None:
+    async def _look_at(self, blob: Digest, stuck: Collection[Digest]) -> None:
         means = self._means
         index = means.shelf.get(blob)
         if index is None:
@@ -134,9 +135,8 @@ class Comparison:
             if not await means.views.whole(index.diff_id) or means.shelf.get(blob) is not index:
                 return  # it went meanwhile
             await self._judge(index, verdict)
-        elif index.diff_id in self._stuck:
+        elif index.diff_id in stuck:
             self._tried.add(index.diff_id)
-            del self._stuck[index.diff_id]
             await self._derive_from_blob(index)
 
     async def _compare(self, index: LayerIndex) -> Verdict:
@@ -150,7 +150,11 @@ class Comparison:
         origin = next(iter(means.catalog.origins(index.layer)), None)
         if origin is None:
             return
-        await self._rebuild(origin, index.diff_id)
+        try:
+            await self._rebuild(origin, index.diff_id)
+        except EmberError:
+            self._tried.discard(index.diff_id)  # whoever is stuck still comes again
+            raise
         own = means.shelf.get(index.layer)
         if own is not None and shows_otherwise(index, own):
             await self._condemn(index, provenance, Verdict(False, "its chunks are not the layer's"))
