@@ -118,6 +118,8 @@ class _Race:
         await self._main.aclose()
 
     async def _race(self) -> bytes | None:
+        if self._done >= self._length:  # it only has to end
+            return await anext(self._main, None)
         self._arm()
         try:
             async with asyncio.timeout(None) as self._limit:
@@ -157,8 +159,8 @@ class _Race:
             raise error from None
 
     def _arm(self) -> None:
-        """Ask again once this is slow; a body that has all its bytes only has to end."""
-        if self._second is None and not self._given_up and self._done < self._length:
+        """Ask again once this is slow."""
+        if self._second is None and not self._given_up:
             slow_s = self._latency.slow_s(first=not self._done)
             self._timer = self._clock.call_later(slow_s, self._slow)
 
