@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from snapshotter.content import Digest
+from snapshotter.indexes.artifact import ARTIFACT_TYPE
 from snapshotter.indexes.keys import SigningKey, write_key_pair
-from snapshotter.oci.documents import digest_of
+from snapshotter.oci.documents import OCI_INDEX, OCI_MANIFEST, digest_of
 from snapshotter.oci.referrers import fallback_tag
 from tests.cases.images import ImageCase
 from tests.fakes.http_server import Answer, Seen
@@ -105,6 +107,11 @@ def slowly(delay_s: float) -> Change:
         return answer
 
     return change
+
+
+def listed(entries: list[dict[str, Any]]) -> bytes:
+    """What a registry says refers to an image."""
+    return json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}).encode()
 
 
 def signed(found: Found, case: ImageCase, name: str) -> str:
@@ -210,3 +217,32 @@ def test_an_index_whose_note_was_torn_off_by_a_kill_is_not_taken_for_our_own(
         assert read_all(found.scene, case, root) == ["", ""]
     image = node.image(reference)
     assert {layer["index_from"]["origin"] for layer in image["layers"]} == {"here"}
+
+
+NOWHERE = f"sha256:{'0' * 64}"
+ABSENT = {"mediaType": OCI_MANIFEST, "size": 400, "artifactType": ARTIFACT_TYPE}
+LISTS: dict[str, tuple[bytes, str]] = {
+    "empty": (listed([]), "absent"),
+    "of what is not there": (listed([{**ABSENT, "digest": NOWHERE}]), "refused"),
+    "of another type": (listed([{**ABSENT, "digest": NOWHERE, "artifactType": "x"}]), "absent"),
+    "huge": (listed([{"annotations": {"x": "y" * 6_000_000}}]), "failed"),
+    "no list": (b'{"schemaVersion": 2}', "failed"),
+    "no JSON": (b"\0" * 1000, "failed"),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_whatever_a_registry_lists_an_image_reads_right_and_the_status_says_what_it_was(
+    found: Found, kind: str
+) -> None:
+    case = noisy(f"a list {kind}", 100_000)
+    reference = found.scene.add(case)
+    body, outcome = LISTS[kind]
+    found.scene.registry.page(
+        f"/v2/{case.repository}/referrers/{manifest_of(case)}",
+        lambda seen: Answer(200, [("Content-Type", OCI_INDEX)], body),
+    )
+    assert found.scene.node.pull(reference).lazy_layers == 2
+    with found.scene.node.mounted(case.chain_id) as root:
+        assert read_all(found.scene, case, root) == ["", ""]
+    assert found.scene.node.image(reference)["lookup"]["outcome"] == outcome
