@@ -271,7 +271,8 @@ class _Bars(contextlib.AbstractContextManager["_Bars"]):
         """Show a step."""
         digest = str(step.layer.digest)
         if step.note:
-            self._progress.console.print(f"ember: layer {digest}: {step.note}")
+            note = f"ember: layer {digest}: {step.note}"
+            self._progress.console.print(note, soft_wrap=True)
             return
         if self._silent:
             if step.how not in ("reading",):

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from snapshotter.content import BlobRef
-from snapshotter.errors import CorruptError, EmberError, RefusedError
+from snapshotter.errors import EmberError, NoSpaceError, RefusedError
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.indexer import LayerIndexer
 from snapshotter.indexes.cache import IndexCache
@@ -145,7 +145,9 @@ class Builder:
                 await fetch_into(
                     shared.source, shared.found, known, layer.size, self._cache.directory
                 )
-            except (RefusedError, CorruptError) as error:
+            except NoSpaceError:
+                raise
+            except EmberError as error:  # wrong, gone or out of reach: the layer itself will do
                 self._told(Step(layer, "shared", note=str(error)))
                 continue
             index = await self._run(lambda: self._cache.find(layer.digest, layer.diff_id))

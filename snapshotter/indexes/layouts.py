@@ -27,6 +27,7 @@ from snapshotter.oci.documents import (
     parse_descriptor,
     parse_object,
 )
+from snapshotter.oci.manifest import may_be_image
 from snapshotter.oci.reference import Reference
 from snapshotter.oci.resolver import FetchedManifest
 
@@ -110,7 +111,7 @@ class LayoutSource:
     """An image's documents and layers out of a layout, as a registry client would give them.
 
     ``name`` chooses the image by its ``ref.name`` or digest. Without, the only one is taken; if
-    there are several, they are taken for the platforms of one image.
+    there are several, they are taken for the platforms of one image. Artifacts beside it are none.
     """
 
     def __init__(self, files: Files, name: str = "") -> None:
@@ -165,7 +166,8 @@ class LayoutSource:
 
     def _top(self) -> FetchedManifest:
         what = f"{self._files.where}: {INDEX_JSON}"
-        data, entries = self._listed()
+        data, listed = self._listed()
+        entries = [entry for entry in listed if may_be_image(entry)]
         if self._name:
             found = [entry for entry in entries if self._name in _names(entry)]
             if not found:

@@ -134,13 +134,13 @@ def candidates(index: Index, platform: Platform) -> Sequence[Descriptor]:
     """Entries of ``index`` worth fetching for ``platform``, best first.
 
     An entry without a platform (a nested index, or a sloppy tool) may hold anything and comes
-    last. Attestations are never among them.
+    last. Attestations and artifacts are never among them.
     """
     ranked = []
     for position, entry in enumerate(index.manifests):
         if _ATTESTATION in entry.annotations:
             continue
-        if entry.media_type not in (*INDEX_TYPES, *MANIFEST_TYPES):
+        if not may_be_image(entry):
             continue
         if entry.platform is None:
             ranked.append((1000, position, entry))
@@ -150,6 +150,12 @@ def candidates(index: Index, platform: Platform) -> Sequence[Descriptor]:
         if rank is not None:
             ranked.append((rank, position, entry))
     return [entry for _, _, entry in sorted(ranked, key=lambda item: item[:2])]
+
+
+def may_be_image(entry: Descriptor) -> bool:
+    """Whether an entry may lead to an image: it is a manifest, and not said to be an artifact."""
+    is_manifest = entry.media_type in (*INDEX_TYPES, *MANIFEST_TYPES)
+    return is_manifest and entry.artifact_type in ("", OCI_CONFIG, DOCKER_CONFIG)
 
 
 def offered(index: Index) -> str:

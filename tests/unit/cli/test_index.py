@@ -20,6 +20,7 @@ from tests.cases.images import (
     index_of,
     manifest_of,
 )
+from tests.fakes.registry import error
 from tests.fakes.served import in_a_thread, offered
 from tests.fakes.writable import WritableRegistry
 from tests.unit.cli.conftest import Place
@@ -82,6 +83,27 @@ def test_a_signed_artifact_saves_the_reading_where_there_is_no_cache(quick: Ci) 
     assert quick.ways(again) == ["shared"] * 3
     assert again["artifact"] == first["artifact"]
     assert quick.blobs_read(CASE) == []
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_an_artifact_that_lost_a_blob_costs_the_reading_and_no_build(
+    quick: Ci, status: int
+) -> None:
+    reference = offered(quick.registry, CASE)
+    first = quick.build(reference)
+    repository = quick.registry.repository(CASE.repository)
+    document = json.loads(repository.manifests[first["artifact"]][0])
+    lost = document["layers"][0]["digest"]
+    quick.registry.inject(
+        lambda seen, answer: error(status, "LOST"),
+        lambda seen: seen.method == "GET" and lost in seen.target,
+    )
+    words = ["build", reference, "--sign", str(quick.key), "--cache", str(quick.home / "another")]
+    result = quick.ember(*words, "--json")
+    assert f"ember: layer {CASE.stored[0]}: http" in result.stderr  # in one line
+    (again,) = json.loads(result.stdout)["images"]
+    assert quick.ways(again) == ["built", "shared", "shared"]
+    assert again["artifact"] == first["artifact"]
 
 
 def test_layers_of_another_image_are_shared_and_mounted(quick: Ci) -> None:
@@ -168,3 +190,13 @@ def test_an_image_on_disk_is_indexed_without_its_registry(quick: Ci, source: str
     assert (shown["artifact"], shown["signed"]) == (row["artifact"], True)
     listed = json.loads((out / "index.json").read_text())["manifests"]
     assert [entry["artifactType"] for entry in listed] == [ARTIFACT_TYPE]
+
+
+def test_a_layout_that_has_its_indexes_in_it_holds_the_same_image(quick: Ci) -> None:
+    folder = quick.home / "layout"
+    _layout(folder, CASE)
+    words = ["--source", f"oci:{folder}", "--output", str(folder), "--platform", "all"]
+    rows = [quick.build("example.org/app:1", *words) for _ in range(2)]
+    assert [quick.ways(row) for row in rows] == [["built"] * 3, ["cached"] * 3]
+    assert rows[0]["artifact"] == rows[1]["artifact"]
+    assert len(json.loads((folder / "index.json").read_text())["manifests"]) == 2
