@@ -25,8 +25,11 @@ enum {
 	/* ISA-L gets this much at least, and at most, on the way to the end of a chunk. */
 	LEAST_STRIDE_BYTES = 64,
 	MOST_STRIDE_BYTES = 8192,
-	SEARCH_DIVISOR = 2,
-	MOST_RATIO = 1032, /* of plain to stored bytes, in deflate */
+	SEARCH_DIVISOR = 2, /* the part of each spacing in which a point that is due is looked for */
+	LONG_SEARCH = 4,    /* after so many spacings without one it is looked for byte by byte */
+	SMALL_RATIO = 16,   /* of plain to stored bytes, from which on strides get shorter */
+	GREAT_RATIO = 64,   /* from which on the search goes on all the time */
+	MOST_RATIO = 1032,  /* that deflate can have */
 };
 
 enum { NEEDS_INPUT = 0, NEEDS_ROOM = 1, AT_POINT = 2, RUNNING = 3 };
@@ -291,13 +294,25 @@ static uint64_t decoded(const ember_inflate *self)
 	return self->out_total + isal_stream_pending(self->isal);
 }
 
-/* Small steps are slow, and some streams have no header that they could find: then in part only. */
+/* Small steps are slow, and some streams have no header that they could find: then in part only,
+   but where much comes of few bytes. */
 static int is_searching(const ember_inflate *self)
 {
 	uint64_t since = self->out_total - self->last_point;
 
-	return self->spacing && since >= self->spacing &&
-	       since % self->spacing < self->spacing / SEARCH_DIVISOR;
+	if (!self->spacing || since < self->spacing)
+		return 0;
+	return self->ratio >= GREAT_RATIO || since % self->spacing < self->spacing / SEARCH_DIVISOR;
+}
+
+/* What packs well is searched in smaller steps, and what has been searched for long byte by byte. */
+static uint64_t search_stride(const ember_inflate *self)
+{
+	uint64_t near = isal_stream_stride(self->isal) / (1 + self->ratio / SMALL_RATIO);
+
+	if (self->out_total - self->last_point >= LONG_SEARCH * self->spacing)
+		near = 1;
+	return near ? near : 1;
 }
 
 /* What ISA-L may take now: it comes near to the next place, and goes on in small steps. */
@@ -307,7 +322,7 @@ static uint32_t stride(const ember_inflate *self, uint64_t in_left)
 	uint64_t left = until_stop(self);
 
 	if (is_searching(self)) {
-		uint64_t near = isal_stream_stride(self->isal);
+		uint64_t near = search_stride(self);
 
 		most = near < most ? near : most;
 	}
@@ -370,7 +385,7 @@ static int isal_some(ember_inflate *self, ember_inflate_io *io)
 	consume(self, io, took);
 	gave(self, io, made);
 	self->ends_at = took ? self->in_total : self->ends_at;
-	if (took >= LEAST_STRIDE_BYTES / 2)
+	if (took)
 		self->ratio = (decoded(self) - before) / took;
 	if (rc == ISAL_STREAM_FAULT)
 		return fail(self, isal_stream_fault(self->isal));

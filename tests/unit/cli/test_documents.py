@@ -120,7 +120,7 @@ def test_every_key_of_the_other_commands_is_documented(
     place: Place, served: FakeOperations
 ) -> None:
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    for words in (["pull", "app"], ["rm", "app"], ["drain"], ["doctor"]):
+    for words in (["pull", "app"], ["warm", "app"], ["rm", "app"], ["drain"], ["doctor"]):
         printed = json.loads(place.ember(*words, "--json").stdout)
         row = next(r for r in page.splitlines() if r.startswith(f"| `ember {words[0]} --json`"))
         first = printed[0] if isinstance(printed, list) else printed

@@ -24,7 +24,7 @@ from tests.fakes.daemon import FakeOperations
 from tests.unit.cli.conftest import Place
 
 NOBODY = 65534
-ASKING = [["images"], ["status"], ["pull", "app"], ["rm", "app"], ["drain"]]
+ASKING = [["images"], ["status"], ["pull", "app"], ["warm", "app"], ["rm", "app"], ["drain"]]
 RAW = ("grpc", "StatusCode", "failed to connect", "Traceback", "UNAVAILABLE", "ipv4:", "last error")
 
 

@@ -55,7 +55,9 @@ def test_a_small_answer_to_a_closed_pipe_is_quiet_too(place: Place, served: Fake
     assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")
 
 
-@pytest.mark.parametrize("words", [["images"], ["pull", "app"], ["rm", "app"], ["drain"]])
+@pytest.mark.parametrize(
+    "words", [["images"], ["pull", "app"], ["warm", "app"], ["rm", "app"], ["drain"]]
+)
 def test_an_interrupt_ends_the_command_and_what_it_asked_for(
     place: Place, served: FakeOperations, words: list[str]
 ) -> None:

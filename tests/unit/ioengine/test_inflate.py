@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import zlib
 
@@ -119,8 +120,32 @@ def test_a_long_header_may_come_in_any_pieces(piece: int, with_isal: bool) -> No
     plain = member(PLAIN)
     stored = HEADER + plain[10:]
     inflater = Inflater(at=InflatePoint(0, 0, 0, b"", True), with_isal=with_isal)
-    out = b"".join(
-        inflated(inflater, stored[at : at + piece]) for at in range(0, len(stored), piece)
-    )
+    begin = len(HEADER) + 100
+    pieces = [stored[at : min(at + piece, begin)] for at in range(0, begin, piece)]
+    out = b"".join(inflated(inflater, part, 1000) for part in [*pieces, stored[begin:]])
     assert out == PLAIN
     assert inflater.at_end()
+
+
+UNLIKE: dict[str, tuple[bytes, int]] = {
+    "zeros": (bytes(30_000_000), zlib.Z_DEFAULT_STRATEGY),
+    "codes that every decoder knows": (PLAIN * 80, zlib.Z_FIXED),
+    "no matches": (PLAIN * 40, zlib.Z_HUFFMAN_ONLY),
+}
+
+
+@pytest.mark.parametrize("with_isal", [False, True])
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_decoding_can_begin_often_enough_whatever_the_blocks_are_like(
+    kind: str, with_isal: bool
+) -> None:
+    plain, strategy = UNLIKE[kind]
+    deflater = zlib.compressobj(6, zlib.DEFLATED, 31, 8, strategy)
+    stored = deflater.compress(plain) + deflater.flush()
+    inflater = Inflater(spacing_bytes=1 << 20, chunk_bytes=1 << 16, with_isal=with_isal)
+    assert inflated(inflater, stored) == plain
+    places = [0, *(point.out_offset for point in inflater.points), len(plain)]
+    assert max(b - a for a, b in itertools.pairwise(places)) < 8 << 20
+    for point in inflater.points[::9]:
+        rest = inflated(Inflater(at=point), stored[point.in_offset :])
+        assert rest == plain[point.out_offset :]
