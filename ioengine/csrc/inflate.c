@@ -302,10 +302,11 @@ static int is_searching(const ember_inflate *self)
 
 	if (!self->spacing || since < self->spacing)
 		return 0;
-	return self->ratio >= GREAT_RATIO || since % self->spacing < self->spacing / SEARCH_DIVISOR;
+	return self->ratio >= GREAT_RATIO ||
+	       since % self->spacing < self->spacing / SEARCH_DIVISOR;
 }
 
-/* What packs well is searched in smaller steps, and what has been searched for long byte by byte. */
+/* What packs well is searched in smaller steps, what has been searched for long byte by byte. */
 static uint64_t search_stride(const ember_inflate *self)
 {
 	uint64_t near = isal_stream_stride(self->isal) / (1 + self->ratio / SMALL_RATIO);
