@@ -66,11 +66,9 @@ async def _pull(
         resolved = await client.resolve(reference, platform_of(platform))
         pinned = reference.with_digest(resolved.manifest_digest)
         found = chosen(await find(client, pinned, ring), pinned, unsigned)
-        sizes = {layer.digest: layer.size for layer in resolved.layers}
-        known = [layer for layer in found.artifact.layers if layer.layer in sizes]
-        works = [
-            partial(fetch_into, client, found, layer, sizes[layer.layer], output) for layer in known
-        ]
+        distinct = {layer.digest: layer for layer in resolved.layers}.values()
+        known = [layer for layer in distinct if found.artifact.layer(layer.digest) is not None]
+        works = [partial(fetch_into, client, found, layer, output) for layer in known]
         return found, await together(works, _AT_ONCE)
 
 

@@ -126,15 +126,8 @@ async def _faults(
     """What is wrong with an artifact's content."""
     faults = []
     for layer in {layer.digest: layer for layer in image.layers}.values():
-        known = found.artifact.layer(layer.digest)
-        if known is None:
-            faults.append(f"layer {layer.digest} of the image is not in it")
-            continue
-        if known.diff_id != layer.diff_id:
-            faults.append(f"layer {layer.digest}: diffID {known.diff_id}, not {layer.diff_id}")
-            continue
         try:
-            path = await fetch_into(client, found, known, layer.size, folder)
+            path = await fetch_into(client, found, layer, folder)
             index = LayerIndex.open(path, layer=layer.digest)
             check_windows(index, path.with_suffix(".win"))
         except (RefusedError, CorruptError, NotFoundError) as error:

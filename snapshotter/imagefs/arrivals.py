@@ -12,12 +12,10 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, Protocol
 
 from ioengine.directories import sync_directory
 from snapshotter.chunks.space import is_full
@@ -26,29 +24,20 @@ from snapshotter.errors import NoSpaceError, RefusedError, UnavailableError
 from snapshotter.image.adopting import adopt_file
 from snapshotter.image.adoption import Claim
 from snapshotter.image.index import LayerIndex
-from snapshotter.image.index_writer import open_private
 from snapshotter.image.windows import WINDOWS_SUFFIX
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.provenance import Origin, Provenance
 from snapshotter.imagefs.rederive import same_chunks
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.trust import Trust
-from snapshotter.indexes.artifact import Content, IndexedLayer
-from snapshotter.indexes.packing import Unpacker
+from snapshotter.indexes.artifact import IndexedLayer
+from snapshotter.indexes.fetched import Blobs, fetch_index
 from snapshotter.keyed_locks import KeyedLocks
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-SMALL_BYTES = 16 * 1024 * 1024
-"""What an index may be in any case; a bigger one may be no bigger than its layer."""
 _TEMPORARY = ".tmp-"
-
-
-class Blobs(Protocol):
-    """Whole blobs from their origin."""
-
-    def stream(self, blob: BlobRef) -> AsyncGenerator[bytes, None]: ...
 
 
 class Arrivals:
@@ -74,7 +63,7 @@ class Arrivals:
 
     async def bring(self, layer: Layer, offered: IndexedLayer, provenance: Provenance) -> bool:
         """Whether the layer has an index that counts now; see lookup.Fetched."""
-        _check_offer(layer, offered)
+        offered.check_offer(layer.diff_id, layer.size_bytes)
         async with self._slots, self._locks.hold(layer.blob):
             there = self._shelf.get(layer.blob)
             if there is not None:
@@ -105,7 +94,7 @@ class Arrivals:
         repository = provenance.repositories[0]
         try:
             path.with_suffix(WINDOWS_SUFFIX).unlink(missing_ok=True)  # another index's
-            await self._unpack(repository, offered, temporary)
+            await fetch_index(self._blobs, repository, offered, temporary, self._executor)
             windows_bytes = 0 if provenance.windows is None else provenance.windows.size_bytes
             claim = Claim(layer.blob, layer.diff_id, layer.size_bytes, windows_bytes)
             await adopt_file(temporary, claim, executor=self._executor)
@@ -136,18 +125,6 @@ class Arrivals:
                     f" of {source.index.layer}, which is here"
                 )
 
-    async def _unpack(self, repository: str, offered: IndexedLayer, path: Path) -> None:
-        what = f"the index of layer {offered.layer}"
-        blob = BlobRef(repository, offered.packed.digest, offered.packed.size_bytes)
-        loop = asyncio.get_running_loop()
-        with open_private(path) as file:
-            unpacker = Unpacker(offered.plain, file.write, what)
-            async with aclosing(self._blobs.stream(blob)) as stream:
-                async for part in stream:
-                    await loop.run_in_executor(self._executor, unpacker.feed, part)
-            unpacker.finish()
-            await loop.run_in_executor(self._executor, _sync, file)
-
     def _publish(self, blob: Digest, temporary: Path, provenance: Provenance) -> None:
         """First whose it is, then the index, which takes nobody's place."""
         path = self._shelf.path(blob)
@@ -162,31 +139,12 @@ class Arrivals:
         sync_directory(path.parent)
 
 
-def _check_offer(layer: Layer, offered: IndexedLayer) -> None:
-    what = f"the index of layer {layer.blob}"
-    if offered.diff_id != layer.diff_id:
-        raise RefusedError(
-            f"{what} is for one that unpacks to {offered.diff_id}; the image's config promises"
-            f" {layer.diff_id}"
-        )
-    for content in (offered.packed, offered.plain, offered.windows):
-        if content is not None and content.size_bytes > max(SMALL_BYTES, layer.size_bytes):
-            raise RefusedError(f"{what} is to have {content.size_bytes} bytes, more than the layer")
-
-
 def _nobody() -> None:
     """Nobody wants to know."""
 
 
 def _full(offered: IndexedLayer, provenance: Provenance) -> Provenance:
-    windows = _blob(provenance.repositories[0], offered.windows)
+    content, windows = offered.windows, None
+    if content is not None:
+        windows = BlobRef(provenance.repositories[0], content.digest, content.size_bytes)
     return replace(provenance, index=offered.plain.digest, windows=windows)
-
-
-def _blob(repository: str, content: Content | None) -> BlobRef | None:
-    return None if content is None else BlobRef(repository, content.digest, content.size_bytes)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -46,6 +46,9 @@ PLAIN_LENGTH = "dev.ember.index.length"
 INDEX_LIMIT_BYTES = INDEX_BYTES
 """Longest index file, unpacked: no longer one is adopted."""
 WINDOWS_LIMIT_BYTES = 16 * 1024**3
+SMALL_BYTES = 64 * 1024**2
+"""What any part of an index may be: that of half a million empty files is longer than its layer. A
+bigger one may be no bigger than the layer."""
 ENVELOPE_LIMIT_BYTES = 1024**2
 
 _PLATFORM = re.compile(r"[A-Za-z0-9._/-]{1,100}", re.ASCII)
@@ -72,6 +75,21 @@ class IndexedLayer:
     packed: Content
     plain: Content
     windows: Content | None
+
+    def check_offer(self, diff_id: Digest, stored_bytes: int) -> None:
+        """RefusedError unless the layer, of ``stored_bytes``, unpacks to ``diff_id`` by this too,
+        and what would have to be fetched of it is no more than that of an index can be."""
+        what = f"the index of layer {self.layer}"
+        if self.diff_id != diff_id:
+            raise RefusedError(
+                f"{what} is for one that unpacks to {self.diff_id}; the image's config promises"
+                f" {diff_id}"
+            )
+        for content in (self.packed, self.plain, self.windows):
+            if content is not None and content.size_bytes > max(SMALL_BYTES, stored_bytes):
+                raise RefusedError(
+                    f"{what} is to have {content.size_bytes} bytes, more than the layer"
+                )
 
 
 @dataclass(frozen=True, slots=True)

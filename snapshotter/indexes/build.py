@@ -21,8 +21,8 @@ from snapshotter.errors import EmberError, NoSpaceError, RefusedError
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.indexer import LayerIndexer
 from snapshotter.indexes.cache import IndexCache
-from snapshotter.indexes.fetched import fetch_into
-from snapshotter.indexes.find import Found, Source
+from snapshotter.indexes.fetched import Blobs, fetch_into
+from snapshotter.indexes.find import Found
 from snapshotter.indexes.publish import LocalIndex
 from snapshotter.indexes.together import together
 from snapshotter.oci.documents import Descriptor
@@ -57,7 +57,7 @@ class LayerSource(Protocol):
 class Shared:
     """An artifact to take layers from, and the registry client that reads it."""
 
-    source: Source
+    source: Blobs
     found: Found
 
 
@@ -142,9 +142,7 @@ class Builder:
             if known is None or known.diff_id != layer.diff_id:
                 continue
             try:
-                await fetch_into(
-                    shared.source, shared.found, known, layer.size, self._cache.directory
-                )
+                await fetch_into(shared.source, shared.found, layer, self._cache.directory)
             except NoSpaceError:
                 raise
             except EmberError as error:  # wrong, gone or out of reach: the layer itself will do

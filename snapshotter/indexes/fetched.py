@@ -10,11 +10,14 @@ import asyncio
 import contextlib
 import hashlib
 import os
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from ioengine.directories import sync_directory
-from snapshotter.errors import CorruptError
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import CorruptError, RefusedError
 from snapshotter.image.adopting import adopt_file
 from snapshotter.image.adoption import Claim
 from snapshotter.image.index_writer import (
@@ -24,36 +27,43 @@ from snapshotter.image.index_writer import (
     temporary_name,
 )
 from snapshotter.image.windows import WINDOWS_SUFFIX
-from snapshotter.indexes.artifact import IndexedLayer
-from snapshotter.indexes.find import Found, Source, fetch_index
+from snapshotter.indexes.artifact import Content, IndexedLayer
+from snapshotter.indexes.find import Found
+from snapshotter.indexes.packing import Unpacker
+from snapshotter.oci.resolver import LayerDescriptor
 
 
-async def fetch_into(
-    source: Source, found: Found, layer: IndexedLayer, blob_bytes: int, directory: Path
-) -> Path:
-    """Write index and windows of ``layer`` (stored in ``blob_bytes``) to ``directory``: the path
-    of the index.
+class Blobs(Protocol):
+    """Whole blobs from their origin, of the length that was promised."""
+
+    def stream(self, blob: BlobRef) -> AsyncGenerator[bytes, None]: ...
+
+
+async def fetch_into(source: Blobs, found: Found, layer: LayerDescriptor, directory: Path) -> Path:
+    """Write index and windows of ``layer`` to ``directory``: the path of the index.
 
     Raises RefusedError if it is no sound index of the layer, CorruptError if it is not what the
     artifact promises, NoSpaceError, and what the source raises. The caller sees to it that nobody
     else writes this layer's.
     """
-    windows_bytes = layer.windows.size_bytes if layer.windows else 0
-    claim = Claim(layer.layer, layer.diff_id, blob_bytes, windows_bytes)
-    path = index_path(directory, layer.layer)
+    offered = found.artifact.layer(layer.digest)
+    if offered is None:
+        raise RefusedError(f"layer {layer.digest} of the image is not in it")
+    offered.check_offer(layer.diff_id, layer.size)
+    windows_bytes = offered.windows.size_bytes if offered.windows else 0
+    claim = Claim(layer.digest, layer.diff_id, layer.size, windows_bytes)
+    path = index_path(directory, layer.digest)
     windows = path.with_suffix(WINDOWS_SUFFIX)
     new, new_windows = temporary_name(path), temporary_name(windows)
     try:
         with Writing(path):
-            if layer.windows is not None:
-                await _windows(source, found, layer, new_windows)
-            with open_private(new) as file:
-                await fetch_index(source, found, layer, file.write)
-                await asyncio.to_thread(_sync, file)
+            if offered.windows is not None:
+                await _fetch_windows(source, found.repository, offered, new_windows)
+            await fetch_index(source, found.repository, offered, new)
             await adopt_file(new, claim)
             path.unlink(missing_ok=True)
             sync_directory(directory)
-            if layer.windows is None:
+            if offered.windows is None:
                 windows.unlink(missing_ok=True)
             else:
                 new_windows.rename(windows)
@@ -65,18 +75,58 @@ async def fetch_into(
     return path
 
 
-async def _windows(source: Source, found: Found, layer: IndexedLayer, path: Path) -> None:
-    blob, promised = found.windows(layer), layer.windows
-    assert blob is not None and promised is not None
+async def fetch_index(
+    source: Blobs,
+    repository: str,
+    layer: IndexedLayer,
+    path: Path,
+    executor: Executor | None = None,
+) -> None:
+    """Write the plain index file of ``layer`` to ``path``, a new file, synced.
+
+    Nothing of it counts before this returns. Raises CorruptError if it is not what the artifact
+    promises, OSError, and what the source raises.
+    """
+    blob = _blob(repository, layer.packed)
+    with open_private(path) as file:
+        what = f"index of layer {layer.layer} ({blob.digest})"
+        unpacker = Unpacker(layer.plain, file.write, what)
+        await _pour(source, blob, file, unpacker.feed, executor)
+        unpacker.finish()
+
+
+async def _fetch_windows(source: Blobs, repository: str, layer: IndexedLayer, path: Path) -> None:
+    promised = layer.windows
+    assert promised is not None
     digest = hashlib.new(promised.digest.algorithm)
     with open_private(path) as file:
-        async with contextlib.aclosing(source.stream(blob)) as pieces:
-            async for piece in pieces:
-                digest.update(piece)
-                file.write(piece)
-        await asyncio.to_thread(_sync, file)
-    if digest.hexdigest() != promised.digest.hex:
+
+        def take(piece: bytes) -> None:
+            digest.update(piece)
+            file.write(piece)
+
+        await _pour(source, _blob(repository, promised), file, take, None)
+    if Digest(digest.name, digest.hexdigest()) != promised.digest:
         raise CorruptError(f"windows of layer {layer.layer}: not those that were promised")
+
+
+async def _pour(
+    source: Blobs,
+    blob: BlobRef,
+    file: BinaryIO,
+    take: Callable[[bytes], None],
+    executor: Executor | None,
+) -> None:
+    """Have ``take`` put the blob into the file, in other threads; in the end it is on the disk."""
+    loop = asyncio.get_running_loop()
+    async with contextlib.aclosing(source.stream(blob)) as pieces:
+        async for piece in pieces:
+            await loop.run_in_executor(executor, take, piece)
+    await loop.run_in_executor(executor, _sync, file)
+
+
+def _blob(repository: str, content: Content) -> BlobRef:
+    return BlobRef(repository, content.digest, content.size_bytes)
 
 
 def _sync(file: BinaryIO) -> None:

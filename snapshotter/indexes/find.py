@@ -1,13 +1,12 @@
-"""The indexes of an image where others left them: found by referrers, checked, fetched.
+"""The indexes of an image where others left them: found by referrers, and checked.
 
-Finding reads manifests and signatures only: small, bounded in number. Whoever uses an index holds
-it to its promised digest and length here, and to its own structure when it is opened.
+Finding reads manifests and signatures only: small, bounded in number. What they promise of an index
+it is held to when it is fetched (fetched.py).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,14 +14,11 @@ from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import CorruptError, NotFoundError, RefusedError
 from snapshotter.indexes.artifact import (
     ARTIFACT_TYPE,
-    Content,
     IndexArtifact,
-    IndexedLayer,
     parse_artifact,
     signers_of,
 )
 from snapshotter.indexes.keys import Keyring
-from snapshotter.indexes.packing import Unpacker
 from snapshotter.indexes.trust import check_signature
 from snapshotter.oci.documents import DOCUMENT_LIMIT_BYTES, Descriptor
 from snapshotter.oci.reference import Reference
@@ -33,7 +29,7 @@ CANDIDATE_LIMIT = 8
 
 
 class Source(Protocol):
-    """What finding needs of a registry client: what it brings is held to digest and length."""
+    """What finding needs of a registry client; documents are held to digest and length."""
 
     async def referrers(self, image: Reference, artifact_type: str) -> list[Descriptor]: ...
 
@@ -42,8 +38,6 @@ class Source(Protocol):
     ) -> FetchedManifest: ...
 
     async def document(self, blob: BlobRef) -> bytes: ...
-
-    def stream(self, blob: BlobRef) -> AsyncGenerator[bytes, None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +50,6 @@ class Found:
     repository: str
     key_id: str | None
     refusal: str = ""
-
-    def packed(self, layer: IndexedLayer) -> BlobRef:
-        """The packed index of ``layer`` in the registry."""
-        return _blob(self.repository, layer.packed)
-
-    def windows(self, layer: IndexedLayer) -> BlobRef | None:
-        """The windows of ``layer`` in the registry, to be read by ranges; None if it has none."""
-        return None if layer.windows is None else _blob(self.repository, layer.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,24 +131,5 @@ async def load(
 async def _envelope(source: Source, repository: str, artifact: IndexArtifact) -> bytes | None:
     if artifact.envelope is None:
         return None
-    return await source.document(_blob(repository, artifact.envelope))
-
-
-async def fetch_index(
-    source: Source, found: Found, layer: IndexedLayer, write: Callable[[bytes], object]
-) -> None:
-    """Give the plain index file of ``layer`` to ``write``, piece by piece.
-
-    Nothing of it counts before this returns. Raises CorruptError if it is not what the artifact
-    promises, else as `RegistryClient.stream`.
-    """
-    blob = found.packed(layer)
-    unpacker = Unpacker(layer.plain, write, f"index of layer {layer.layer} ({blob.digest})")
-    async with contextlib.aclosing(source.stream(blob)) as pieces:
-        async for piece in pieces:
-            unpacker.feed(piece)
-    unpacker.finish()
-
-
-def _blob(repository: str, content: Content) -> BlobRef:
-    return BlobRef(repository, content.digest, content.size_bytes)
+    content = artifact.envelope
+    return await source.document(BlobRef(repository, content.digest, content.size_bytes))

@@ -58,10 +58,8 @@ async def test_fetching_to_a_full_disk_fails_and_leaves_nothing(tmp_path: Path, 
         found = (await find(bed.client, bed.pinned, RING)).signed
         assert found is not None
         layer = bed.image.layers[0]
-        entry = found.artifact.layer(layer.digest)
-        assert entry is not None
         with pytest.raises(NoSpaceError, match="no space for"):
-            await fetch_into(bed.client, found, entry, layer.size, full)
+            await fetch_into(bed.client, found, layer, full)
         assert _left(full) == []
 
 

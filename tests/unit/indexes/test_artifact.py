@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from snapshotter.errors import RefusedError
 from snapshotter.indexes import artifact as form
 from snapshotter.indexes.artifact import Content, compose_artifact, parse_artifact
-from tests.unit.indexes.samples import IMAGE, OTHER, artifact, bent, named
+from tests.unit.indexes.samples import IMAGE, OTHER, artifact, bent, layer, named
 
 
 @pytest.mark.parametrize("envelope", [None, Content(named("envelope"), 400)])
@@ -118,3 +119,16 @@ def test_fields_of_later_days_are_no_fault() -> None:
     data = bent(lambda d: d["annotations"].update({"org.example": "x"}))
     assert parse_artifact(data, "it", image=IMAGE.digest) == artifact()
     assert json.loads(data)["annotations"]["org.example"] == "x"
+
+
+def test_half_a_million_empty_files_may_be_longer_than_their_layer() -> None:
+    made = layer("empty files")
+    plain = Content(made.plain.digest, 500_000 * 110)
+    replace(made, plain=plain).check_offer(made.diff_id, 20_000_000)
+    with pytest.raises(RefusedError, match="more than the layer"):
+        replace(made, plain=Content(plain.digest, 200_000_000)).check_offer(made.diff_id, 20_000)
+
+
+def test_an_index_of_something_else_is_no_offer() -> None:
+    with pytest.raises(RefusedError, match="the image's config promises"):
+        layer("a").check_offer(OTHER, 20_000)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from snapshotter.errors import CorruptError, EmberError, RefusedError, UnavailableError
 from snapshotter.image.index import LayerIndex
-from snapshotter.indexes.artifact import ARTIFACT_TYPE, PLATFORM, SIGNERS
+from snapshotter.indexes.artifact import ARTIFACT_TYPE, PLATFORM, SIGNERS, SMALL_BYTES
 from snapshotter.indexes.fetched import fetch_into
 from snapshotter.indexes.find import CANDIDATE_LIMIT, find
 from snapshotter.indexes.keys import Keyring
@@ -123,11 +124,9 @@ async def _fetch(bed: Scene, number: int = 0) -> Path:
     found = (await find(bed.client, bed.pinned, RING)).signed
     assert found is not None
     layer = bed.image.layers[number]
-    entry = found.artifact.layer(layer.digest)
-    assert entry is not None
     target = bed.directory / "fetched"
     target.mkdir(exist_ok=True)
-    return await fetch_into(bed.client, found, entry, layer.size, target)
+    return await fetch_into(bed.client, found, layer, target)
 
 
 async def test_what_is_fetched_is_what_was_built(tmp_path: Path) -> None:
@@ -158,12 +157,30 @@ async def test_a_signed_index_of_another_layer_is_still_refused(tmp_path: Path) 
     async with scene(tmp_path) as bed:
         found = (await find(bed.client, bed.pinned, RING)).signed
         assert found is not None
-        entry = found.artifact.layers[0]
+        other = replace(bed.image.layers[0], size=17)
         target = tmp_path / "fetched"
         target.mkdir()
         with pytest.raises(RefusedError, match="length of the layer"):
-            await fetch_into(bed.client, found, entry, 17, target)
+            await fetch_into(bed.client, found, other, target)
         assert list(target.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["packed", "plain", "windows"])
+async def test_what_is_longer_than_its_layer_is_not_begun_with(tmp_path: Path, part: str) -> None:
+    """Whoever can push beside an image could fill the disks of all who check it."""
+    async with scene(tmp_path) as bed:
+        found = (await find(bed.client, bed.pinned, RING)).signed
+        assert found is not None
+        first, second = found.artifact.layers
+        content = getattr(first, part)
+        long = replace(first, **{part: replace(content, size_bytes=SMALL_BYTES + 1)})
+        bent = replace(found, artifact=replace(found.artifact, layers=(long, second)))
+        target = tmp_path / "fetched"
+        target.mkdir()
+        bed.registry.seen.clear()
+        with pytest.raises(RefusedError, match=f"{SMALL_BYTES + 1} bytes, more than the layer"):
+            await fetch_into(bed.client, bent, bed.image.layers[0], target)
+        assert (bed.registry.seen, list(target.iterdir())) == ([], [])
 
 
 async def test_bytes_that_are_not_those_that_were_promised_are_named(tmp_path: Path) -> None:
