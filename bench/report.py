@@ -19,8 +19,8 @@ from bench.measure import Case, Figure, Result
 
 HEADING = ("", "Ember", "compared with", "ratio", "target", "met")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-# Longer names of a figure are cut in a chart, where the table has them whole.
-BAR_NAME = 38
+# Longer names and titles are cut in a chart; the text beside it has them whole.
+BAR_NAME, TITLE = 38, 84
 
 
 def number(value: float | None) -> str:
@@ -29,6 +29,11 @@ def number(value: float | None) -> str:
     if value == 0 or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or what fits of it."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def with_spread(value: float | None, spread: tuple[float, float] | None) -> str:
@@ -142,12 +147,13 @@ def charts(case: Case, result: Result) -> dict[str, str]:
     """The charts of a case as SVG by name: its ratios, and what it says of growth."""
     drawn = {}
     bars = [
-        Bar(figure.name[:BAR_NAME], figure.ratio, figure.target, figure.met)
+        Bar(cut(figure.name, BAR_NAME), figure.ratio, figure.target, figure.met)
         for figure in result.figures
         if figure.ratio is not None
     ]
     if bars:
-        drawn[case.name] = ratio_chart(f"{case.name}: {case.shows}", bars)
+        title = f"{case.name}: {case.shows}"
+        drawn[case.name] = ratio_chart(cut(title, TITLE), bars)
     for chart in result.charts:
         drawn[chart.name] = line_chart(chart)
     return drawn

@@ -17,6 +17,7 @@ from bench.report import (
     END,
     cells,
     charts,
+    cut,
     document,
     machine_line,
     markdown,
@@ -113,6 +114,10 @@ def test_charts_are_written_one_file_each(tmp_path: Path) -> None:
 
 def test_a_case_without_ratios_has_no_bars() -> None:
     assert charts(CASE, Result([Figure("size", "bytes", 1)])) == {}
+
+
+def test_what_does_not_fit_is_cut() -> None:
+    assert (cut("12345", 5), cut("123456", 5)) == ("12345", "1234…")
 
 
 def test_a_single_round_is_no_result() -> None:
