@@ -137,4 +137,9 @@ def run(settings: Settings, say: Progress) -> Result:
     return result
 
 
-CASE = Case("rpc", "latency of snapshot calls beside containerd's overlayfs", run)
+CASE = Case(
+    "rpc",
+    "latency of snapshot calls beside containerd's overlayfs",
+    run,
+    "at most 1.2 of overlayfs at p50 and p99, through the same kind of socket",
+)
