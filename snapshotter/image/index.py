@@ -151,6 +151,11 @@ class LayerIndex:
         offset = layout.HEADER_BYTES + number * layout.DIGEST_BYTES
         return bytes(self._data[offset : offset + layout.DIGEST_BYTES])
 
+    @property
+    def chunk_digests(self) -> memoryview:
+        """The digests of all chunks, one after the other."""
+        return self._data[layout.HEADER_BYTES : self._header.ends_offset]
+
     def chunk_input_end(self, number: int) -> int:
         """The compressed offset by which a chunk's last byte can be produced."""
         self._check_chunk(number)

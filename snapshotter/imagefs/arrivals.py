@@ -27,10 +27,10 @@ from snapshotter.image.index import LayerIndex
 from snapshotter.image.windows import WINDOWS_SUFFIX
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.provenance import Origin, Provenance
-from snapshotter.imagefs.rederive import same_chunks
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.trust import Trust
 from snapshotter.indexes.artifact import IndexedLayer
+from snapshotter.indexes.compare import same_chunks
 from snapshotter.indexes.fetched import Blobs, fetch_index
 from snapshotter.keyed_locks import KeyedLocks
 

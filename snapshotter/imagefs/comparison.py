@@ -24,11 +24,12 @@ from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.layer_mounts import LayerMounts
 from snapshotter.imagefs.mounted import Mounted
 from snapshotter.imagefs.provenance import PROVENANCE_SUFFIX, Origin, Provenance, read_provenance
-from snapshotter.imagefs.rederive import Verdict, shows_otherwise
+from snapshotter.imagefs.rederive import Verdict
 from snapshotter.imagefs.rederiving import compare_apart
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.trust import Trust
 from snapshotter.imagefs.verdicts import Verdicts, Wrong
+from snapshotter.indexes.compare import shows_otherwise
 
 log = logging.getLogger(__name__)
 

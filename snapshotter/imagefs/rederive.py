@@ -72,22 +72,6 @@ def compare(index: LayerIndex, view: Path) -> Verdict:
     return Verdict(True, scan_fault or _metadata_fault(index, scanner))
 
 
-def shows_otherwise(one: LayerIndex, other: LayerIndex) -> bool:
-    """Whether a reader would see something else by ``one`` than by ``other``.
-
-    Where inflating begins and chunks end may differ with the library that decoded the layer.
-    """
-    return not same_chunks(one, other) or one.erofs != other.erofs
-
-
-def same_chunks(one: LayerIndex, other: LayerIndex) -> bool:
-    """Whether both let the same bytes into a view."""
-    shape = (one.view_bytes, one.chunk_bytes)
-    return shape == (other.view_bytes, other.chunk_bytes) and all(
-        one.chunk_digest(n) == other.chunk_digest(n) for n in range(one.chunk_count)
-    )
-
-
 def _metadata_fault(index: LayerIndex, scanner: TarLayerScanner) -> str:
     try:
         own = scanner.finish(index.diff_id, index.view_bytes)

@@ -8,8 +8,9 @@ import pytest
 
 from snapshotter.errors import UnavailableError
 from snapshotter.image.index import LayerIndex
-from snapshotter.imagefs.rederive import AbandonedError, Verdict, compare, shows_otherwise
+from snapshotter.imagefs.rederive import AbandonedError, Verdict, compare
 from snapshotter.imagefs.rederiving import compare_apart
+from snapshotter.indexes.compare import shows_otherwise
 from tests.indexes import Change, for_layer, with_set_uid, with_wrong_chunks
 from tests.unit.imagefs.others import Elsewhere
 
