@@ -120,6 +120,7 @@ class Daemon:
         blame = partial(refuse, ground.catalog, decider, self._clock)
         bench = Bench(ground, views, ingest, layer_mounts, remover, blame, metrics)
         completion.when_stuck = open_comparison(indexes, bench, self._clock, self._undo).suspect
+        warmer = self._open_warmer(ground, ingest, decider, views, indexes)
         operations = DaemonOperations(
             Parts(
                 catalog=ground.catalog,
@@ -131,7 +132,7 @@ class Daemon:
                 decider=decider,
                 foreign=indexes.foreign,
                 verdicts=indexes.verdicts,
-                warmer=self._open_warmer(ground, ingest, decider, views, indexes),
+                warmer=warmer,
                 store=ground.store,
                 road=ground.road,
                 misses=pump,
@@ -154,6 +155,7 @@ class Daemon:
         self._undo.later(keeping_up.cancel)
         self._let_go(ground, remover, decider, layers)
         # Whoever waits for a first pull is told first: calls that wait would hold up the stop.
+        self._undo.later(warmer.close)
         self._undo.later(ingest.close)
         self._data_path = ground.data_path
         ground.data_path.settle()

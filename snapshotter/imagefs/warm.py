@@ -120,6 +120,11 @@ class Warmer:
         finally:
             await self._leave(layers, works)
 
+    async def close(self) -> None:
+        """Whoever waits is told at once that this daemon is stopping."""
+        for work in self._works.values():
+            work.task.cancel()
+
     def is_known(self, manifest: Digest) -> bool:
         """Whether the image has not been removed meanwhile."""
         return self._catalog.image(manifest) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.treecheck import compare, directory_sizes
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 
 TOO_LARGE = 48 * MIB
+STOPPED_S = 4.0
 AGAIN = 1.2 * MIB
 """What lies between a checkpoint and the first chunk that is missing, in what does not pack."""
 GZIP_REFUSED = [case for case in refused_images() if case.name.startswith("gzip")]
@@ -131,6 +133,23 @@ def test_after_a_kill_only_what_is_missing_is_fetched(scene: Scene) -> None:
     assert fetched(last) < sizes(case) - here + AGAIN
     with scene.node.mounted(case.chain_id) as root:
         assert read_all(scene, case, root) == ["", ""]
+
+
+def test_a_stop_does_not_wait_for_it_and_says_so(scene: Scene) -> None:
+    case, indexed = noisy("stopped first", 6_000_000), noisy("stopped by ranges", 6_000_000)
+    for reference in (scene.add(case), scene.lazily(indexed)):
+        scene.registry.inject(*throttled(500_000, case))
+        scene.registry.inject(*throttled(500_000, indexed))
+        warming = scene.node.warming(reference)
+        assert next(state for state in warming if fetched(state) > 100_000)
+        began_s = time.monotonic()
+        scene.node.ember.stop()
+        assert time.monotonic() - began_s < STOPPED_S
+        with pytest.raises(grpc.RpcError, match="stopping"):
+            list(warming)
+        scene.node.start_again()
+        scene.registry.heal()
+    assert "Traceback" not in scene.log_since(0)
 
 
 def throttled(bytes_per_s: int, case: ImageCase) -> tuple[Change, Callable[[Seen], bool]]:
