@@ -9,6 +9,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from snapshotter.chunks.verify import DIGEST_BYTES
 from snapshotter.content import Digest
 from snapshotter.image.erofs_reader import ErofsReader
 from snapshotter.image.erofs_writer import write_erofs
@@ -116,10 +117,13 @@ def with_set_uid(plain: bytes) -> bytes:
     return replace(header, erofs_bytes=len(image), body_digest=digest).pack() + body
 
 
-def with_wrong_chunks(plain: bytes) -> bytes:
-    """An index that is sound, and wrong about what the layer's first chunk is."""
+def with_wrong_chunks(plain: bytes, number: int = 0) -> bytes:
+    """An index that is sound, and wrong about what one chunk of the layer is."""
     header = unpack_header(plain, "a lie")
-    body = bytes([plain[HEADER_BYTES] ^ 1]) + plain[HEADER_BYTES + 1 :]
+    at = DIGEST_BYTES * (number % header.chunk_count)
+    table = bytearray(plain[HEADER_BYTES:])
+    table[at] ^= 1
+    body = bytes(table)
     return replace(header, body_digest=blake3(body).digest()).pack() + body
 
 

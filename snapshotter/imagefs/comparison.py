@@ -17,7 +17,7 @@ from typing import Protocol
 
 from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Digest
-from snapshotter.errors import EmberError
+from snapshotter.errors import EmberError, RefusedError
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.catalog import Catalog, Layer
 from snapshotter.imagefs.ingest import Ingest
@@ -136,29 +136,35 @@ class Comparison:
             if not await means.views.whole(index.diff_id) or means.shelf.get(blob) is not index:
                 return  # it went meanwhile
             await self._judge(index, verdict)
-        elif index.diff_id in stuck:
+        elif index.diff_id in stuck and await self._derive_from_blob(index):
             self._tried.add(index.diff_id)
-            await self._derive_from_blob(index)
 
     async def _compare(self, index: LayerIndex) -> Verdict:
         path = self._means.views.path(index.diff_id, guarded=False)
         return await compare_apart(self._means.shelf.path(index.layer), path)
 
-    async def _derive_from_blob(self, index: LayerIndex) -> None:
-        """Its chunks do not come: what does the layer itself say? Ours takes its place at once."""
+    async def _derive_from_blob(self, index: LayerIndex) -> bool:
+        """Its chunks do not come: what does the layer itself say? Ours takes its place at once.
+
+        Whether that is known now; a layer that can't be had is asked for at the next complaint.
+        """
         means = self._means
         provenance = means.shelf.provenance(index.layer)
         origin = next(iter(means.catalog.origins(index.layer)), None)
         if origin is None:
-            return
+            return False
+        fault = ""
         try:
             await self._rebuild(origin, index.diff_id)
-        except EmberError:
-            self._tried.discard(index.diff_id)  # whoever is stuck still comes again
-            raise
-        own = means.shelf.get(index.layer)
-        if own is not None and shows_otherwise(index, own):
-            await self._condemn(index, provenance, Verdict(False, "its chunks are not the layer's"))
+        except RefusedError as error:  # there is no right index of such a layer
+            fault = str(error)
+        else:
+            own = means.shelf.get(index.layer)
+            if own is not None and shows_otherwise(index, own):
+                fault = "its chunks are not the layer's"
+        if fault:
+            await self._condemn(index, provenance, Verdict(False, fault))
+        return True
 
     async def _judge(self, index: LayerIndex, verdict: Verdict) -> None:
         means, blob = self._means, index.layer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -188,3 +189,36 @@ def test_an_index_that_is_wrong_about_bytes_shows_none_of_them_and_is_found_out(
     assert node.pull(reference).lazy_layers == 0  # the layers are containerd's from now on
     with node.mounted(case.chain_id) as root:
         assert read_all(completing.scene, case, root) == ["", ""]
+
+
+def test_a_layer_that_lies_and_never_becomes_complete_is_found_out_all_the_same(
+    completing: Found,
+) -> None:
+    """What its registry has is not what the config promises, and one chunk can't be had."""
+    plain = layer(file(b"word", b"other " * 1_000_000))
+    wrong = plain.replace(b"other ", b"wrong ")
+    blob, view = digest_of(wrong), digest_of(plain)
+    stored = replace(as_it_is(wrong), diff_id=str(view))
+    case = image("wrong, and never whole", [stored], {"word": is_file(b"other " * 1_000_000)})
+    with LayerIndexer(
+        blob, None, blob_bytes=len(wrong), sink=None, directory=completing.directory
+    ) as indexer:
+        indexer.feed(wrong)
+        indexer.finish()
+    made = artifact_of(
+        case.documents[-1],
+        [completing.directory / f"{blob.hex}.idx"],
+        change=lambda index: with_wrong_chunks(for_layer(index, blob, view), -1),
+    )
+    scene, node = completing.scene, completing.scene.node
+    scene.add(case)
+    reference = completing.offer(case, [made])
+    assert node.pull(reference).lazy_layers == 1
+    with node.mounted(case.chain_id) as root:
+        with open(root / "word", "rb") as shown:
+            assert b"wrong " in shown.read(12)
+        assert node.until(lambda: "turned out wrong" in node.image(reference)["suspect"])
+        assert f"THE INDEX of layer {blob}" in node.ember.log()
+        assert not (node.ember.root / "views" / view.hex).exists()
+        with pytest.raises(grpc.RpcError, match="refused"):
+            node.shown(case.chain_id)
