@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ioengine.directories import sync_directory
+from snapshotter.chunks.offload import offload
 from snapshotter.chunks.space import is_full
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import NoSpaceError, RefusedError, UnavailableError
@@ -82,15 +83,14 @@ class Arrivals:
         if provenance.origin is Origin.SIGNED:
             known = replace(known, origin=Origin.SIGNED, key=provenance.key)
             known = replace(known, artifact=provenance.artifact)
-        loop = asyncio.get_running_loop()
-        offered_too = known.offered_by(repository)
-        await loop.run_in_executor(self._executor, self._shelf.vouch, layer.blob, offered_too)
+        with self._shelf.noting(layer.blob):
+            offered_too = known.offered_by(repository)
+            await offload(self._executor, self._shelf.vouch, layer.blob, offered_too)
         return True
 
     async def _fetch(self, layer: Layer, offered: IndexedLayer, provenance: Provenance) -> bool:
         path = self._shelf.path(layer.blob)
         temporary = path.with_name(f"{path.name}{_TEMPORARY}{secrets.token_hex(6)}")
-        loop = asyncio.get_running_loop()
         repository = provenance.repositories[0]
         try:
             path.with_suffix(WINDOWS_SUFFIX).unlink(missing_ok=True)  # another index's
@@ -101,10 +101,8 @@ class Arrivals:
             self._check_bytes(layer, temporary, provenance)
             if self._is_built(layer.blob, layer.diff_id):
                 return False
-            work = loop.run_in_executor(
-                self._executor, self._publish, layer.blob, temporary, provenance
-            )
-            await asyncio.shield(work)
+            with self._shelf.noting(layer.blob):
+                await offload(self._executor, self._publish, layer.blob, temporary, provenance)
             self.arrived()
         except OSError as error:
             kind = NoSpaceError if is_full(error) else UnavailableError

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from snapshotter.chunks.offload import offload
 from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import EmberError, RefusedError
@@ -170,8 +171,9 @@ class Comparison:
         means, blob = self._means, index.layer
         provenance = means.shelf.provenance(blob)
         if not verdict.fault:
-            compared = replace(provenance, compared=True)
-            await asyncio.to_thread(means.shelf.vouch, blob, compared)
+            with means.shelf.noting(blob):
+                compared = replace(provenance, compared=True)
+                await offload(None, means.shelf.vouch, blob, compared)
             means.count("right")
             log.info("layer %s: its index from elsewhere is what its bytes say", blob)
             return

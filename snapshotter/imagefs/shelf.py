@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,8 @@ class Shelf:
         self._origins = origins
         self._open: OrderedDict[Digest, LayerIndex] = OrderedDict()
         self._provenance: dict[Digest, Provenance] = {}
+        self._noting: Counter[Digest] = Counter()
+        self._overtaken: dict[Digest, Callable[[Digest], None]] = {}
         self.index_another: Callable[[Digest, BlobRef], object] = _nobody
 
     def path(self, blob: Digest) -> Path:
@@ -111,9 +113,30 @@ class Shelf:
         write_provenance(self.path(blob), provenance)
         self._provenance[blob] = provenance
 
+    @contextlib.contextmanager
+    def noting(self, blob: Digest) -> Iterator[None]:
+        """For as long as a thread calls `vouch`, and puts an index there after it.
+
+        What goes meanwhile, or is built here, does so once more in the end: a note that was taken
+        away between the two would leave a stranger's index to pass for our own.
+        """
+        self._noting[blob] += 1
+        try:
+            yield
+        finally:
+            self._noting[blob] -= 1
+            if not self._noting[blob]:
+                del self._noting[blob]
+                again = self._overtaken.pop(blob, None)
+                if again is not None:
+                    again(blob)
+
     def renewed(self, blob: Digest) -> None:
         """This node has built the index of ``blob``: what was there before is forgotten."""
         self._open.pop(blob, None)
+        if blob in self._noting:
+            self._overtaken[blob] = self.renewed
+            return
         _remove(self.path(blob).with_suffix(PROVENANCE_SUFFIX))
         self._provenance.pop(blob, None)
 
@@ -165,13 +188,17 @@ class Shelf:
         self._open.pop(blob, None)
         for suffix in (".idx", ".win", _BROKEN):
             _remove(self.path(blob).with_suffix(suffix))
+        if blob in self._noting:
+            self._overtaken[blob] = self.drop
+            return
         self._forget_provenance(self.path(blob))
         self._provenance.pop(blob, None)
 
     def _forget_provenance(self, path: Path) -> None:
         """Where an index came from, once it surely is gone: without that it would be our own."""
         provenance = path.with_suffix(PROVENANCE_SUFFIX)
-        if provenance.exists() and not path.exists():
+        noting = any(path == self.path(blob) for blob in self._noting)
+        if provenance.exists() and not path.exists() and not noting:
             sync_directory(path.parent)
             _remove(provenance)
 

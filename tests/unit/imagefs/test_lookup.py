@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,11 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.content import BlobRef
+from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import NoSpaceError, UnauthorizedError, UnavailableError
 from snapshotter.imagefs import lookup as lookup_module
 from snapshotter.imagefs.lookup import Found, Outcome
-from snapshotter.imagefs.provenance import Origin, read_provenance, remove_strays
+from snapshotter.imagefs.provenance import (
+    BUILT_HERE,
+    Origin,
+    Provenance,
+    read_provenance,
+    remove_strays,
+)
 from snapshotter.oci.documents import digest_of
 from tests.indexes import artifact_of
 from tests.unit.imagefs.others import REPOSITORY, Elsewhere, Looking
@@ -379,3 +386,29 @@ async def test_a_note_that_is_damaged_vouches_for_nothing(node: Looking, image: 
         assert not read_provenance(node.shelf.path(blob)).own, cut
     node.shelf.drop(blob)
     assert not list(node.index.glob(f"{blob.hex}*"))
+
+
+@pytest.mark.parametrize("meanwhile", ["drop", "renewed"])
+async def test_an_index_that_goes_while_it_arrives_never_passes_for_our_own(
+    node: Looking, image: Elsewhere, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """Its image is removed, or the layer is built here, between the note and the index."""
+    shelf, layer, loop = node.shelf, image.layers[0], asyncio.get_running_loop()
+    vouch, step = shelf.vouch, getattr(shelf, meanwhile)
+
+    def overtaken(blob: Digest, provenance: Provenance) -> None:
+        vouch(blob, provenance)
+        if blob == layer.blob:
+            done = threading.Event()
+            if meanwhile == "renewed":
+                shelf.path(blob).write_bytes((image.directory / f"{blob.hex}.idx").read_bytes())
+            loop.call_soon_threadsafe(step, blob)
+            loop.call_soon_threadsafe(done.set)
+            assert done.wait(10)
+
+    monkeypatch.setattr(shelf, "vouch", overtaken)
+    node.beside.offer(image.document.manifest, image.artifact(node.key("ours")))
+    await look(node, image)
+    assert (shelf.get(layer.blob) is not None) == (meanwhile == "renewed")
+    assert read_provenance(shelf.path(layer.blob)) == BUILT_HERE == shelf.provenance(layer.blob)
+    assert shelf.provenance(image.layers[1].blob).origin is Origin.SIGNED
