@@ -25,7 +25,9 @@ from snapshotter.indexes.publish import LocalIndex
 
 log = logging.getLogger(__name__)
 
-WAITING = 1024
+WAITING = 8192
+"""More images than are kept; what has no place is for the next daemon."""
+LATER = 1024
 POLL_S = 2.0
 WAITS_S = (60.0, 300.0, 1500.0)
 
@@ -63,20 +65,21 @@ class Sharing:
         self._clock = clock
         self._count = count
         self._waiting: dict[Digest, None] = {}
-        self._given_up: set[tuple[Digest, str]] = set()
-        self._later: set[asyncio.Task[None]] = set()
+        self._given_up: dict[tuple[Digest, str], None] = {}
+        self._tries: dict[Digest, int] = {}
+        self._later: dict[Digest, asyncio.Task[None]] = {}
         self._awake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin with what an earlier daemon did not come to."""
         for image in self._catalog.images():
-            self._want(image.manifest)
+            self._want(image)
         self._task = asyncio.create_task(self._run(), name="sharing indexes")
 
     async def stop(self) -> None:
         """Stop in the middle; an artifact is there wholly or not at all."""
-        tasks = [*self._later, *([self._task] if self._task is not None else [])]
+        tasks = [*self._later.values(), *([self._task] if self._task is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,41 +87,47 @@ class Sharing:
     def built(self, blob: Digest) -> None:
         """This node has built the index of ``blob``."""
         for image in self._catalog.images_of_blob(blob):
-            self._want(image.manifest)
+            self._want(image)
 
-    def _want(self, manifest: Digest) -> None:
+    def _want(self, image: Image) -> None:
+        if self._place(image) is None or image.manifest in self._later:
+            return
         if len(self._waiting) < WAITING:
-            self._waiting[manifest] = None
+            self._waiting[image.manifest] = None
             self._awake.set()
+
+    def _place(self, image: Image) -> str | None:
+        """Where its indexes are to lie; None if nothing is left to do."""
+        repository = next(iter(image.places), None)
+        if repository is None or self._verdicts.is_pushed(image.manifest, repository):
+            return None
+        return None if (image.manifest, repository) in self._given_up else repository
 
     async def _run(self) -> None:
         while True:
             await self._awake.wait()
             await self._clock.sleep(POLL_S)
-            if self._ingest.jobs():
-                continue
-            self._awake.clear()
-            while self._waiting:
+            while self._waiting and not self._ingest.jobs():
                 manifest = next(iter(self._waiting))
                 del self._waiting[manifest]
-                image = self._catalog.image(manifest)
+                image, tries = self._catalog.image(manifest), self._tries.pop(manifest, 0)
                 if image is not None:
-                    await self._share(image, 0)
+                    await self._share(image, tries)
+            if not self._waiting:
+                self._awake.clear()
 
     async def _share(self, image: Image, tries: int) -> None:
-        repository = next(iter(image.places), None)
-        if repository is None or self._verdicts.is_pushed(image.manifest, repository):
-            return
-        if (image.manifest, repository) in self._given_up:
+        repository = self._place(image)
+        if repository is None:
             return
         try:
-            indexes = self._own(image)
+            indexes = await self._own(image)
             if indexes is None:
                 return
             new = await self._publisher.publish(repository, image.manifest, indexes)
             await self._verdicts.note_pushed(image.manifest, repository, self._clock.wall_ns())
         except UnavailableError as error:
-            if tries < len(WAITS_S):
+            if tries < len(WAITS_S) and len(self._later) < LATER:
                 self._again(image, tries)
                 return
             self._give_up(image, repository, "failed", str(error))
@@ -132,13 +141,15 @@ class Sharing:
             how = "are pushed to" if new else "lie already in"
             log.info("the indexes of %s %s %s", _name(image), how, repository)
 
-    def _own(self, image: Image) -> list[LocalIndex] | None:
+    async def _own(self, image: Image) -> list[LocalIndex] | None:
         """The indexes of all layers, if this node has built every one."""
         found: dict[Digest, LocalIndex] = {}
         for layer in image.layers:
+            await asyncio.sleep(0)  # opening one takes milliseconds, and there may be thousands
+            if self._shelf.provenance(layer.blob).origin is not Origin.HERE:
+                return None
             index = self._shelf.get(layer.blob)
-            origin = self._shelf.provenance(layer.blob).origin
-            if index is None or origin is not Origin.HERE or index.diff_id != layer.diff_id:
+            if index is None or index.diff_id != layer.diff_id:
                 return None
             windows = self._shelf.path(layer.blob).with_suffix(WINDOWS_SUFFIX)
             found[layer.blob] = LocalIndex(index, windows if index.windows_bytes else None)
@@ -147,15 +158,18 @@ class Sharing:
     def _again(self, image: Image, tries: int) -> None:
         async def later() -> None:
             await self._clock.sleep(WAITS_S[tries])
-            await self._share(image, tries + 1)
+            del self._later[manifest]
+            self._want(image)
+            if manifest in self._waiting:
+                self._tries[manifest] = tries + 1
 
-        if len(self._later) < WAITING:
-            task = asyncio.create_task(later(), name=f"share {image.manifest}")
-            self._later.add(task)
-            task.add_done_callback(self._later.discard)
+        manifest = image.manifest
+        self._later[manifest] = asyncio.create_task(later(), name=f"share {manifest}")
 
     def _give_up(self, image: Image, repository: str, outcome: str, why: str) -> None:
-        self._given_up.add((image.manifest, repository))
+        while len(self._given_up) >= WAITING:
+            self._given_up.pop(next(iter(self._given_up)))
+        self._given_up[image.manifest, repository] = None
         self._count(outcome)
         log.warning("the indexes of %s are not pushed: %s", _name(image), why)
 

@@ -31,9 +31,15 @@ class Registry:
         self.errors: list[EmberError] = []
         self.there = False
         self.asked: list[tuple[str, Digest, list[Digest]]] = []
+        self.at_once = self.most_at_once = 0
 
     async def publish(self, repository: str, image: Digest, indexes: Sequence[LocalIndex]) -> bool:
         self.asked.append((repository, image, [one.index.layer for one in indexes]))
+        self.at_once += 1
+        self.most_at_once = max(self.at_once, self.most_at_once)
+        for _ in range(50):  # everybody else's turn
+            await asyncio.sleep(0)
+        self.at_once -= 1
         if self.errors:
             raise self.errors.pop(0)
         return not self.there
@@ -159,3 +165,19 @@ async def test_an_image_with_a_layer_from_elsewhere_is_not_pushed(
     assert await scene.end() == "pushed"
     await sharing.stop()
     assert [image for _, image, _ in scene.registry.asked] == [own.document.manifest]
+
+
+async def test_what_is_tried_again_waits_its_turn(scene: Scene) -> None:
+    """Images go one at a time, and none beside a first pull, also when they come again."""
+    other = Elsewhere(scene.image.directory, ("own",))
+    await scene.remember(other)
+    scene.registry.errors = [UnavailableError("503"), UnavailableError("503")]
+    sharing = scene.sharing()
+    sharing.start()
+    async with asyncio.timeout(10):
+        while len(scene.ended) < 2:
+            scene.over.clear()
+            await scene.over.wait()
+    assert scene.ended == ["pushed", "pushed"]
+    assert (scene.registry.most_at_once, len(scene.registry.asked)) == (1, 4)
+    await sharing.stop()
