@@ -157,10 +157,11 @@ async def _publish_layer(
     """The layer's entry, its blobs being there, and how many bytes of them are new."""
     index = built.index
     packed = await asyncio.to_thread(pack, index.data)
+    packed_digest = await asyncio.to_thread(digest_of, packed)
     plain = await asyncio.to_thread(hashlib.sha256, index.data)
     windows, sent = None, 0
     mount_from = _repository(built, image)
-    if await target.blob(digest_of(packed), BytesBody(packed), mount_from):
+    if await target.blob(packed_digest, BytesBody(packed), mount_from):
         sent += len(packed)
     if built.windows is not None:
         windows = await asyncio.to_thread(content_of, built.windows)
@@ -171,7 +172,7 @@ async def _publish_layer(
     entry = IndexedLayer(
         layer=index.layer,
         diff_id=index.diff_id,
-        packed=Content(digest_of(packed), len(packed)),
+        packed=Content(packed_digest, len(packed)),
         plain=Content(Digest("sha256", plain.hexdigest()), len(index.data)),
         windows=windows,
     )

@@ -55,7 +55,7 @@ class Body(Protocol):
     def size_bytes(self) -> int: ...
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes."""
+        """Exactly these bytes; in any thread, for it may block."""
         ...
 
 
@@ -105,7 +105,7 @@ class Pusher:
         pace: UploadPace | None = None,
     ) -> None:
         """Push to the registry of ``target`` itself, or to the first mirror that takes pushes if
-        hosts.toml lets the registry have none. ConfigError if nobody takes any."""
+        hosts.toml lets the registry have none. InvalidArgumentError if nobody takes any."""
         hosts = asker.book.hosts(target.registry, "push")
         if not hosts:
             raise InvalidArgumentError(f"{target.name}: hosts.toml names no host to push to")
@@ -184,7 +184,7 @@ class Pusher:
 
     async def _whole(self, digest: Digest, body: Body, location: str) -> bool:
         """Upload in one request; False if that is too much for the registry at once."""
-        data = body.read(0, body.size_bytes)
+        data = await asyncio.to_thread(body.read, 0, body.size_bytes)
         response = await self._send(self._put(location, digest, data))
         if response.status in _TAKE_LESS:
             await response.close()
@@ -198,7 +198,8 @@ class Pusher:
         """Upload piece by piece; False if the registry has no such thing."""
         offset = 0
         while offset < body.size_bytes:
-            data = body.read(offset, min(piece, body.size_bytes - offset))
+            length = min(piece, body.size_bytes - offset)
+            data = await asyncio.to_thread(body.read, offset, length)
             end = offset + len(data) - 1
             headers = {**_OCTETS, "Content-Range": f"{offset}-{end}"}
             request = replace(self._at(location, headers), method="PATCH", body=data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 
 import pytest
 
@@ -69,6 +70,23 @@ async def test_a_long_blob_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
         assert _kept(registry) == DATA
         methods = [seen.method for seen in registry.seen]
         assert methods == ["HEAD", "POST", *["PATCH"] * 4, "PUT"]
+
+
+@pytest.mark.parametrize("whole_bytes", [64_000, 10**9], ids=["in pieces", "whole"])
+async def test_a_slow_disk_holds_up_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, whole_bytes: int
+) -> None:
+    class Slow(BytesBody):
+        def read(self, offset: int, length: int) -> bytes:
+            readers.add(threading.get_ident())
+            return super().read(offset, length)
+
+    readers: set[int] = set()
+    monkeypatch.setattr(pushing, "WHOLE_LIMIT_BYTES", whole_bytes)
+    async with WritableRegistry() as registry, registry_client() as client:
+        assert await _pusher(client, registry).blob(DIGEST, Slow(DATA))
+        assert _kept(registry) == DATA
+    assert readers and threading.get_ident() not in readers
 
 
 async def test_a_long_blob_goes_whole_where_pieces_are_not_taken(
