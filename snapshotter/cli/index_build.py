@@ -138,8 +138,6 @@ class Row:
 async def _run(config: Config, order: Order) -> list[Row]:
     keys = [load_signing_key(path) for path in order.sign]
     ring = _with_own(trusted(config, order.keys), keys)
-    for problem in ring.problems:
-        typer.echo(f"ember: {problem}", err=True)
     cache = IndexCache(order.cache or default_directory(dict(os.environ)), SystemClock())
     async with registry(config) as client, _source(config, order, client) as source:
         images = await _resolved(source, order)

@@ -85,12 +85,16 @@ def _credential_files(environment: Any) -> list[Path]:
 
 
 def trusted(config: Config, given: Sequence[Path]) -> Keyring:
-    """The keys in ``given``, files or directories; without any, those that the node trusts.
+    """The keys in ``given``, files or directories; without any, those that the node trusts, with a
+    line on stderr for each that it can't.
 
     ConfigError for a file that was given and is no key.
     """
     if not given:
-        return TrustedKeys(config.index.trusted_keys).read()
+        ring = TrustedKeys(config.index.trusted_keys).read()
+        for problem in ring.problems:
+            typer.echo(f"ember: {problem}", err=True)
+        return ring
     paths: list[Path] = []
     for path in given:
         inner = sorted(path.glob(f"*{PUBLIC_SUFFIX}")) if path.is_dir() else [path]

@@ -119,9 +119,13 @@ class TrustedKeys:
             return Keyring({})
         except OSError as error:
             return Keyring({}, problems=(f"trusted keys {self.directory}: {error.strerror}",))
-        if facts.st_mode & _WRITABLE:
-            told = f"trusted keys {self.directory}: others may write there (chmod go-w it)"
-            return Keyring({}, problems=(told,))
+        told = ""
+        if facts.st_uid not in (0, os.geteuid()):
+            told = f"it belongs to user {facts.st_uid}, neither root nor you"
+        elif facts.st_mode & _WRITABLE:
+            told = "others may write there (chmod go-w it)"
+        if told:
+            return Keyring({}, problems=(f"trusted keys {self.directory}: {told}",))
         ring = load_keyring(found[:KEY_LIMIT])
         if len(found) > KEY_LIMIT:
             told = f"trusted keys {self.directory}: only the first {KEY_LIMIT} are read"

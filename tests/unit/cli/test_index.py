@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +26,7 @@ from tests.cases.images import (
 from tests.fakes.registry import error
 from tests.fakes.served import in_a_thread, offered
 from tests.fakes.writable import WritableRegistry
-from tests.unit.cli.conftest import Place
+from tests.unit.cli.conftest import LIMIT_S, ROOT, Place
 from tests.unit.cli.index_scene import BASE, CASE, OTHER, OWN, PLAIN, Ci
 
 
@@ -200,3 +203,34 @@ def test_a_layout_that_has_its_indexes_in_it_holds_the_same_image(quick: Ci) -> 
     assert [quick.ways(row) for row in rows] == [["built"] * 3, ["cached"] * 3]
     assert rows[0]["artifact"] == rows[1]["artifact"]
     assert len(json.loads((folder / "index.json").read_text())["manifests"]) == 2
+
+
+_AS_NOBODY = """
+import os, sys
+from snapshotter.cli import index_build, index_pull, index_verify, main  # whoever may read them
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+sys.argv[0] = "ember"
+main.main()
+"""
+
+
+@pytest.mark.root
+def test_who_is_not_root_builds_and_checks_without_a_daemon(quick: Ci, place: Place) -> None:
+    reference = offered(quick.registry, CASE)
+    for path in (quick.home, quick.key, Path(quick.public)):
+        os.chown(path, 65534, 65534)
+    environment = {**os.environ, **place.environment, **quick.environment, "PYTHONPATH": str(ROOT)}
+    for words in (
+        ["build", reference, "--sign", str(quick.key)],
+        ["verify", reference, "--key", quick.public, "--deep"],
+        ["pull", reference, "--key", quick.public, "--output", str(quick.home / "out")],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", _AS_NOBODY, "index", *words, "--json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        assert (done.returncode, words[0]) == (0, words[0]), done.stderr
+    assert (quick.cache / f"{CASE.stored[0][7:]}.idx").stat().st_uid == 65534

@@ -192,3 +192,16 @@ def test_a_lie_that_was_signed_is_found_by_looking_deep(quick: Ci) -> None:
     result = quick.ember("verify", reference, "--key", quick.public, "--deep")
     assert result.exit_code == 1
     assert f"layer {CASE.stored[0]} is not what it says: the digest of chunk 0" in result.stderr
+
+
+def test_keys_that_cannot_be_trusted_are_told_of(quick: Ci) -> None:
+    reference = offered(quick.registry, CASE)
+    quick.build(reference)
+    keys = quick.home / "keys"
+    keys.mkdir()
+    keys.chmod(0o777)
+    config = quick.home / "config.toml"
+    config.write_text(f'[index]\ntrusted_keys = "{keys}"\n')
+    for verb in (["show"], ["verify"], ["pull", "--output", str(quick.home / "out")]):
+        result = quick.ember(*verb, reference, "--config", str(config))
+        assert result.stderr.count("others may write there") == 1, result.stderr

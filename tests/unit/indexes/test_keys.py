@@ -83,6 +83,16 @@ def test_a_directory_that_others_may_write_is_not_trusted(tmp_path: Path) -> Non
     assert "chmod go-w" in ring.problems[0]
 
 
+@pytest.mark.root
+def test_a_directory_of_somebody_else_is_not_trusted(tmp_path: Path) -> None:
+    """Its owner could put a link to any file of root's there."""
+    write_key_pair(tmp_path / "k")
+    os.chown(tmp_path, 65534, -1)
+    ring = TrustedKeys(tmp_path).read()
+    assert not ring.keys
+    assert "belongs to user 65534" in ring.problems[0]
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
 def test_a_private_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
     write_key_pair(tmp_path / "k")
