@@ -16,6 +16,7 @@ from pathlib import Path
 from snapshotter.content import Digest
 from snapshotter.errors import NoSpaceError, RefusedError
 from snapshotter.image.adoption import Claim, adopt
+from snapshotter.image.apart import give_way
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.index_writer import replace_index
 
@@ -55,6 +56,7 @@ class Order:
 def main(text: str) -> int:
     """The other process: its exit status, the fault on stderr."""
     order = Order.decode(text)
+    give_way()
     gc.disable()  # nothing of a tree goes before its end
     cpu_s = int(TIMEOUT_S)
     resource.setrlimit(resource.RLIMIT_AS, (order.memory_bytes, order.memory_bytes))

@@ -8,38 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import json
 import os
 import resource
-import signal
 import sys
 from pathlib import Path
 
 from snapshotter.errors import UnavailableError
+from snapshotter.image.apart import give_way
 from snapshotter.image.index import LayerIndex
+from snapshotter.image.limits import ScanLimits
 from snapshotter.imagefs.rederive import AbandonedError, Verdict, compare
 
 _LOWEST = 19
 _MEMORY_BYTES = 1024 * 1024 * 1024
 _MEMORY_FACTOR = 48
+_ENTRY_BYTES = 3 * 1024
+_TAR_BLOCK = 512
+_TEXT_FACTOR = 3
 _SAID_BYTES = 16 * 1024
 _GONE = 3
-_PR_SET_PDEATHSIG = 1
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 async def compare_apart(index: Path, view: Path) -> Verdict:
     """As rederive.compare. UnavailableError: it could not be done, or not to its end."""
-    memory_bytes = _MEMORY_BYTES + _MEMORY_FACTOR * index.stat().st_size
+    try:
+        limit_bytes = memory_bytes(index, view)
+    except FileNotFoundError:
+        raise UnavailableError(f"{view} went while it was looked at") from None
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # not what lies in the working directory
             "-m",
             __name__,
-            json.dumps([str(index), str(view), memory_bytes]),
+            json.dumps([str(index), str(view), limit_bytes]),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -65,13 +70,22 @@ async def compare_apart(index: Path, view: Path) -> Verdict:
     return Verdict(bool(bytes_right), str(fault))
 
 
+def memory_bytes(index: Path, view: Path) -> int:
+    """What a comparison may take: enough for the layer with the most and longest names that a scan
+    lets pass, as far as the view has room for them. The index alone may say less than there is."""
+    limits, view_bytes = ScanLimits(), view.stat().st_size
+    entries = min(limits.inodes, view_bytes // _TAR_BLOCK)
+    text = _TEXT_FACTOR * min(limits.text_bytes, view_bytes)
+    return _MEMORY_BYTES + _MEMORY_FACTOR * index.stat().st_size + _ENTRY_BYTES * entries + text
+
+
 def main(text: str) -> int:
     """The other process: its exit status, the verdict on stdout."""
-    index, view, memory_bytes = json.loads(text)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    index, view, limit_bytes = json.loads(text)
+    give_way()
     os.nice(_LOWEST)
     gc.disable()  # nothing of a tree goes before its end
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
     try:
         verdict = compare(LayerIndex.open(Path(index), verify=False), Path(view))
     except (AbandonedError, FileNotFoundError):

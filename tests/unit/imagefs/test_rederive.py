@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from snapshotter.errors import UnavailableError
 from snapshotter.image.index import LayerIndex
+from snapshotter.image.limits import ScanLimits
 from snapshotter.imagefs.rederive import AbandonedError, Verdict, compare
-from snapshotter.imagefs.rederiving import compare_apart
+from snapshotter.imagefs.rederiving import compare_apart, memory_bytes
 from snapshotter.indexes.compare import shows_otherwise
 from tests.indexes import Change, for_layer, with_set_uid, with_wrong_chunks
 from tests.unit.imagefs.others import Elsewhere
@@ -84,3 +86,16 @@ def test_only_what_a_reader_would_see_is_a_difference(scene: Scene) -> None:
     assert not shows_otherwise(index, scene.index())
     assert shows_otherwise(index, scene.index(with_set_uid))
     assert shows_otherwise(index, scene.index(with_wrong_chunks))
+
+
+def test_the_memory_of_a_comparison_is_the_layers_not_what_the_index_says(
+    scene: Scene,
+) -> None:
+    """A small index of a large layer could else never be found out."""
+    small = memory_bytes(scene.path, scene.view)
+    os.truncate(scene.view, 8 * 1024**3)
+    large = memory_bytes(scene.path, scene.view)
+    most = ScanLimits()
+    assert large - small > 2048 * most.inodes + most.text_bytes
+    os.truncate(scene.view, 1024**4)
+    assert memory_bytes(scene.path, scene.view) == large
