@@ -14,6 +14,7 @@ import sys
 from concurrent.futures import Executor
 from pathlib import Path
 
+from snapshotter.chunks.offload import offload
 from snapshotter.errors import DeadlineError, NoSpaceError, RefusedError, UnavailableError
 from snapshotter.image import adopter
 from snapshotter.image.adopter import Order, adopt_in_place
@@ -37,7 +38,6 @@ async def adopt_file(
     the fault; NoSpaceError, UnavailableError and DeadlineError are of the node, not of the index.
     How many run at once is the caller's to bound.
     """
-    loop = asyncio.get_running_loop()
     try:
         length_bytes = path.stat().st_size
     except OSError as error:
@@ -45,7 +45,7 @@ async def adopt_file(
     if length_bytes > INDEX_BYTES:
         raise RefusedError(f"{path}: {length_bytes} bytes, and no index has over {INDEX_BYTES}")
     if length_bytes <= small_bytes:
-        await loop.run_in_executor(executor, adopt_in_place, path, claim)
+        await offload(executor, adopt_in_place, path, claim)
     else:
         await _apart(path, claim, length_bytes)
 

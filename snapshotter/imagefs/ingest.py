@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
-from snapshotter.chunks.offload import offload
+from snapshotter.chunks.offload import offload, over
 from snapshotter.chunks.space import is_full
 from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Digest
@@ -278,8 +278,7 @@ class Ingest:
         )
         try:
             await self._feed(job, indexer, source, came)
-            loop = asyncio.get_running_loop()
-            index = await loop.run_in_executor(self._executor, indexer.finish)
+            index = await offload(self._executor, indexer.finish)
             self.on_indexed(job.blob.digest)
             if staging is not None:
                 await staging.seal(index)
@@ -298,8 +297,7 @@ class Ingest:
         came: Callable[[int], None],
     ) -> None:
         """Hand blocks to the indexer in a worker thread while the next one is being received."""
-        loop = asyncio.get_running_loop()
-        feeding: asyncio.Future[None] | None = None
+        feeding: asyncio.Task[None] | None = None
         block = bytearray()
         try:
             async for part in source(job.blob):
@@ -313,16 +311,17 @@ class Ingest:
                 if feeding is not None:
                     await feeding
                 job.done_bytes += len(block)
-                feeding = loop.run_in_executor(self._executor, indexer.feed, bytes(block))
+                work = offload(self._executor, indexer.feed, bytes(block))
+                feeding = asyncio.create_task(work)
                 block = bytearray()
             if feeding is not None:
                 await feeding
             feeding = None
             job.done_bytes += len(block)
-            await loop.run_in_executor(self._executor, indexer.feed, bytes(block))
+            await offload(self._executor, indexer.feed, bytes(block))
         finally:
             if feeding is not None:
-                await asyncio.wait([feeding])
+                await over(feeding)
                 feeding = None  # its error, if there is one, has come through this frame
 
     def _note_streamed(self, job: Job) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
+from snapshotter.chunks.offload import offload, over
 from snapshotter.content import BlobRef
 from snapshotter.errors import EmberError, NoSpaceError, RefusedError
 from snapshotter.image.index import LayerIndex
@@ -166,12 +167,11 @@ class Builder:
             await self._feed(indexer, blob, layer)
             return await self._run(indexer.finish)
         finally:
-            # Also when cancelled: in the end no thread writes any more, and no trace is left.
-            await asyncio.shield(self._run(indexer.close))
+            await self._run(indexer.close)
 
     async def _feed(self, indexer: LayerIndexer, blob: BlobRef, layer: LayerDescriptor) -> None:
         """One block is indexed while the next one comes."""
-        feeding: asyncio.Future[None] | None = None
+        feeding: asyncio.Task[None] | None = None
         block = bytearray()
         done = 0
         try:
@@ -183,16 +183,19 @@ class Builder:
                     if feeding is not None:
                         await feeding
                     done += len(block)
-                    feeding = self._run(_feeding(indexer, bytes(block)))
+                    feeding = asyncio.create_task(self._run(_feeding(indexer, bytes(block))))
                     block = bytearray()
                     self._told(Step(layer, "reading", done))
         finally:
             if feeding is not None:
-                await asyncio.shield(feeding)
+                await over(feeding)
+        if feeding is not None:
+            feeding.result()
         await self._run(_feeding(indexer, bytes(block)))
 
-    def _run(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._executor, work)
+    async def _run(self, work: Callable[[], T]) -> T:
+        """Also a cancelled build goes on only when its thread is done: none writes behind it."""
+        return await offload(self._executor, work)
 
 
 def _feeding(indexer: LayerIndexer, block: bytes) -> Callable[[], None]:

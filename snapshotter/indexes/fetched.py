@@ -6,7 +6,6 @@ it is synced. Nothing gets its name that was not adopted: checked wholly, as a f
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ioengine.directories import sync_directory
+from snapshotter.chunks.offload import offload
 from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import CorruptError, RefusedError
 from snapshotter.image.adopting import adopt_file
@@ -118,11 +118,10 @@ async def _pour(
     executor: Executor | None,
 ) -> None:
     """Have ``take`` put the blob into the file, in other threads; in the end it is on the disk."""
-    loop = asyncio.get_running_loop()
     async with contextlib.aclosing(source.stream(blob)) as pieces:
         async for piece in pieces:
-            await loop.run_in_executor(executor, take, piece)
-    await loop.run_in_executor(executor, _sync, file)
+            await offload(executor, take, piece)
+    await offload(executor, _sync, file)
 
 
 def _blob(repository: str, content: Content) -> BlobRef:

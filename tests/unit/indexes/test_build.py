@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
+import random
 import tarfile
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -77,9 +79,10 @@ class Counted:
             yield piece
 
 
-async def _build(source: Counted, cache: IndexCache) -> list[str]:
-    steps: list[Step] = []
-    builder = Builder(source, cache, steps.append, parallel=2)
+async def _build(
+    source: Counted, cache: IndexCache, told: Callable[[Step], None] = lambda step: None
+) -> list[str]:
+    builder = Builder(source, cache, told, parallel=2)
     try:
         resolved = await resolve_image(source, NAME, host_platform())
         return [one.how for one in await builder.build(resolved)]
@@ -138,6 +141,33 @@ async def test_a_cancelled_build_leaves_whole_indexes_or_none(tmp_path: Path) ->
     assert _files(tmp_path) == []
     source.gate.set()
     assert await _build(source, _cache(tmp_path)) == ["built", "built"]
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+async def test_a_build_that_is_cancelled_while_a_thread_indexes_ends_after_it(
+    tmp_path: Path, after: int
+) -> None:
+    noise = [random.Random(number).randbytes(6_000_000) for number in range(2)]
+    blobs = [gzipped(layer(file(b"f", data))) for data in noise]
+    source = Counted(layout(tmp_path / "image", image("noise", blobs)))
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, what: complaints.append(str(what["message"]))
+    )
+    reading = 0
+
+    def told(step: Step) -> None:
+        nonlocal reading
+        reading += step.done_bytes > 0
+        if reading == after:
+            task.cancel()
+
+    task = asyncio.create_task(_build(source, _cache(tmp_path), told))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert _files(tmp_path) == []
+    gc.collect()  # an error that nobody took is told when its future goes
+    assert complaints == []
 
 
 async def test_what_a_killed_builder_left_of_a_layer_goes(tmp_path: Path) -> None:
