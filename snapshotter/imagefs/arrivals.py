@@ -2,7 +2,7 @@
 
 An index of somebody else appears on the shelf only when nothing in it can be read in two ways, and
 after the note that says whose it is. It never takes the place of one that is there. Its windows
-come when chunks need them.
+come when chunks need them. Who waits for one registry holds up nobody who asks another one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from snapshotter.keyed_locks import KeyedLocks
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 8
+CHECKS = max(2, min(8, os.cpu_count() or 1))
+"""So many are checked at once: a large one takes a core and hundreds of megabytes."""
 _TEMPORARY = ".tmp-"
 
 
 class Arrivals:
-    """Brings indexes, a few at a time, each layer once."""
+    """Brings indexes, each layer once from each registry."""
 
     def __init__(
         self,
@@ -58,20 +59,29 @@ class Arrivals:
         self._blobs = blobs
         self._is_built = is_built
         self._executor = executor
-        self._slots = asyncio.Semaphore(AT_ONCE)
-        self._locks = KeyedLocks[Digest]()
+        self._checks = asyncio.Semaphore(CHECKS)
+        self._fetches = KeyedLocks[tuple[str, Digest]]()
+        self._notes = KeyedLocks[Digest]()
         self.arrived: Callable[[], object] = _nobody
 
     async def bring(self, layer: Layer, offered: IndexedLayer, provenance: Provenance) -> bool:
         """Whether the layer has an index that counts now; see lookup.Fetched."""
         offered.check_offer(layer.diff_id, layer.size_bytes)
-        async with self._slots, self._locks.hold(layer.blob):
-            there = self._shelf.get(layer.blob)
-            if there is not None:
-                return await self._vouch(layer, offered, provenance)
-            if self._is_built(layer.blob, layer.diff_id):
-                return False
+        registry = provenance.repositories[0].partition("/")[0]
+        async with self._fetches.hold((registry, layer.blob)):
+            async with self._notes.hold(layer.blob):
+                known = await self._known(layer, offered, provenance)
+            if known is not None:
+                return known
             return await self._fetch(layer, offered, _full(offered, provenance))
+
+    async def _known(
+        self, layer: Layer, offered: IndexedLayer, provenance: Provenance
+    ) -> bool | None:
+        """The answer where nothing need be fetched, because one is there or about to be."""
+        if self._shelf.get(layer.blob) is not None:
+            return await self._vouch(layer, offered, provenance)
+        return False if self._is_built(layer.blob, layer.diff_id) else None
 
     async def _vouch(self, layer: Layer, offered: IndexedLayer, provenance: Provenance) -> bool:
         """One is there: whether it counts, by itself or since this very one is offered here too."""
@@ -93,16 +103,19 @@ class Arrivals:
         temporary = path.with_name(f"{path.name}{_TEMPORARY}{secrets.token_hex(6)}")
         repository = provenance.repositories[0]
         try:
-            path.with_suffix(WINDOWS_SUFFIX).unlink(missing_ok=True)  # another index's
             await fetch_index(self._blobs, repository, offered, temporary, self._executor)
             windows_bytes = 0 if provenance.windows is None else provenance.windows.size_bytes
             claim = Claim(layer.blob, layer.diff_id, layer.size_bytes, windows_bytes)
-            await adopt_file(temporary, claim, executor=self._executor)
-            self._check_bytes(layer, temporary, provenance)
-            if self._is_built(layer.blob, layer.diff_id):
-                return False
-            with self._shelf.noting(layer.blob):
-                await offload(self._executor, self._publish, layer.blob, temporary, provenance)
+            async with self._checks:
+                await adopt_file(temporary, claim, executor=self._executor)
+            async with self._notes.hold(layer.blob):
+                known = await self._known(layer, offered, provenance)
+                if known is not None:
+                    return known
+                self._check_bytes(layer, temporary, provenance)
+                path.with_suffix(WINDOWS_SUFFIX).unlink(missing_ok=True)  # another index's
+                with self._shelf.noting(layer.blob):
+                    await offload(self._executor, self._publish, layer.blob, temporary, provenance)
             self.arrived()
         except OSError as error:
             kind = NoSpaceError if is_full(error) else UnavailableError

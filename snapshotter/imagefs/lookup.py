@@ -31,6 +31,10 @@ from snapshotter.oci.reference import Reference, parse_reference
 log = logging.getLogger(__name__)
 
 LOOKUPS = 16
+"""So many of one registry at once, and eight times that in all: one that hangs leaves room for
+others."""
+REGISTRIES = 8
+LAYERS_AT_ONCE = 8
 REMEMBERED = 1024
 FAILURE_SHARE = 0.1
 """A registry that failed is asked again sooner than one that said there is nothing."""
@@ -115,7 +119,7 @@ class Lookup:
             return known
         task = self._running.get(key)
         if task is None:
-            if len(self._running) >= LOOKUPS:
+            if self._is_busy(document.repository):
                 return self._ended(key, Outcome(Found.BUSY, "too many lookups are under way"))
             task = asyncio.create_task(self._run(key, wanted), name=f"lookup {key[1]}")
             self._running[key] = task
@@ -125,6 +129,11 @@ class Lookup:
             why = f"its registry had not given one within {self._budget_s:g} s"
             return self._ended(key, Outcome(Found.SLOW, f"{why}; it is kept when it comes"))
         return task.result()
+
+    def _is_busy(self, repository: str) -> bool:
+        registry = repository.partition("/")[0]
+        same = sum(name.partition("/")[0] == registry for name, _ in self._running)
+        return same >= LOOKUPS or len(self._running) >= REGISTRIES * LOOKUPS
 
     async def close(self) -> None:
         """End what is under way."""
@@ -223,13 +232,15 @@ class Lookup:
             origin, found.key_id or "", found.digest, repositories=(found.repository,)
         )
         artifact, manifest = found.artifact, found.digest
+        turn = asyncio.Semaphore(LAYERS_AT_ONCE)
+
+        async def bring(layer: Layer, offer: IndexedLayer) -> bool:
+            async with turn:
+                return await self._arrivals.bring(layer, offer, provenance)
+
         offers = [(layer, artifact.layer(layer.blob)) for layer in left]
         outcomes = await asyncio.gather(
-            *(
-                self._arrivals.bring(layer, offer, provenance)
-                for layer, offer in offers
-                if offer is not None
-            ),
+            *(bring(layer, offer) for layer, offer in offers if offer is not None),
             return_exceptions=True,
         )
         results = iter(outcomes)

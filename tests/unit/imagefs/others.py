@@ -31,7 +31,8 @@ REPOSITORY = "registry.example/app"
 
 
 class Beside:
-    """A registry: what lies beside images. ``answers``: whether it answers just now."""
+    """Registries: what lies beside images. ``answers``: whether they answer just now; blobs of
+    repositories that begin with ``hangs`` come when it ``goes_on``."""
 
     def __init__(self) -> None:
         self.lists: dict[tuple[str, Digest], list[Descriptor]] = {}
@@ -41,6 +42,8 @@ class Beside:
         self.answers.set()
         self.asked = 0
         self.streamed: list[Digest] = []
+        self.hangs: str | None = None
+        self.hanging, self.goes_on = asyncio.Event(), asyncio.Event()
 
     def offer(self, image: Digest, *made: MadeArtifact, repository: str = REPOSITORY) -> None:
         entries = self.lists.setdefault((repository, image), [])
@@ -68,6 +71,9 @@ class Beside:
 
     async def stream(self, blob: BlobRef) -> AsyncGenerator[bytes, None]:
         self.streamed.append(blob.digest)
+        if self.hangs is not None and blob.repository.startswith(self.hangs):
+            self.hanging.set()
+            await self.goes_on.wait()
         data = self._blob(blob.digest)
         for start in range(0, len(data), 1000):
             yield data[start : start + 1000]

@@ -237,6 +237,35 @@ async def test_so_many_slow_lookups_are_under_way_and_no_more(
     assert node.beside.asked == 1
 
 
+@pytest.mark.parametrize("same_layers", [True, False])
+async def test_a_registry_that_hangs_leaves_room_for_others(
+    node: Looking,
+    image: Elsewhere,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    same_layers: bool,
+) -> None:
+    monkeypatch.setattr(lookup_module, "LOOKUPS", 1)
+    monkeypatch.setattr(lookup_module, "LAYERS_AT_ONCE", 1)
+    slow, key = "slow.example/app", node.key("ours")
+    other = image if same_layers else Elsewhere(tmp_path / "other", ("one", "two"))
+    node.beside.offer(image.document.manifest, image.artifact(key), repository=slow)
+    node.beside.offer(other.document.manifest, other.artifact(key))
+    node.beside.hangs = "slow.example/"
+    async with asyncio.timeout(10):
+        waiting = asyncio.create_task(look(node, image, slow))
+        await node.beside.hanging.wait()
+        assert (await look(node, other)).found is Found.FOUND
+        assert here(node, other) == [True, True]
+        third = Elsewhere(tmp_path / "third", ("three",))
+        assert (await look(node, third, slow)).found is Found.BUSY
+        node.beside.goes_on.set()
+        assert (await waiting).found is Found.FOUND
+    assert here(node, image) == [True, True]
+    origins = {node.shelf.provenance(layer.blob).repositories for layer in image.layers}
+    assert origins == {(REPOSITORY,) if same_layers else (slow,)}
+
+
 async def test_a_layer_that_is_being_built_here_takes_no_index_from_elsewhere(
     node: Looking, image: Elsewhere
 ) -> None:
