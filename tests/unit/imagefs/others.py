@@ -15,7 +15,7 @@ from snapshotter.image.indexer import LayerIndexer
 from snapshotter.imagefs.arrivals import Arrivals
 from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.decision import ImageDocument
-from snapshotter.imagefs.lookup import Lookup
+from snapshotter.imagefs.lookup import Lookup, Outcome
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.trust import Trust
 from snapshotter.indexes.keys import SigningKey, TrustedKeys, write_key_pair
@@ -196,3 +196,15 @@ class Looking:
 
     def distrust(self, name: str) -> None:
         (self.keys / f"{name}.pub").unlink()
+
+
+async def look(node: Looking, image: Elsewhere, repository: str = REPOSITORY) -> Outcome:
+    return await node.lookup.look(image.document_in(repository), image.layers)
+
+
+def here(node: Looking, image: Elsewhere) -> list[bool]:
+    return [node.shelf.get(layer.blob) is not None for layer in image.layers]
+
+
+def broken(plain: bytes) -> bytes:
+    return plain[:520] + bytes([plain[520] ^ 1]) + plain[521:]
