@@ -53,6 +53,10 @@ LAYOUT_PLAIN = 0
 LAYOUT_INLINE = 2
 LAYOUT_CHUNKED = 4
 
+FLAT_BYTES = 4096
+"""A file in one piece that is longer has a chunk table of one entry. The kernel reads flat data of
+another device page by page (it compares an address in the device with one in the common space), and
+what a chunk table names in pieces of many pages."""
 CHUNK_INDEXED = 0x20
 CHUNK_BITS_MAX = 31
 CHUNK_INDEX = Struct("<HHI")

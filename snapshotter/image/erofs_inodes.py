@@ -68,7 +68,7 @@ class InodeParser:
         self._allowed: set[tuple[int, Kind]] = set()
         self.room_bytes: float = math.inf
 
-    def flat_file(self, nid: int) -> Inode | None:
+    def whole_file(self, nid: int) -> Inode | None:
         """Inode ``nid`` if it is what most are, a file in one piece without xattrs; else None.
 
         As inode(raw(nid)), in half the time; what is wrong with an inode is for those to say.
@@ -80,7 +80,7 @@ class InodeParser:
             form, count, mode, zero, size, union, _, uid, gid, seconds, nsec, nlink, flags = (
                 fmt.EXTENDED.unpack_from(image, at)
             )
-            if form != 1 or nsec >= _BILLION or flags:
+            if nsec >= _BILLION or flags:
                 return None
             mtime_ns = (seconds - ((seconds >> 63) << 64)) * _BILLION + nsec
             header = fmt.EXTENDED.size
@@ -88,20 +88,37 @@ class InodeParser:
             form, count, mode, nlink, size, zero, union, _, uid, gid, reserved = (
                 fmt.COMPACT.unpack_from(image, at)
             )
-            if form or reserved:
+            if reserved:
                 return None
             mtime_ns = self._epoch_ns
             header = fmt.COMPACT.size
-        first = union - self._view_block
+        if count or zero or mode & 0o170000 != _FILE or not size:
+            return None
+        layout = form >> 1
+        if layout == fmt.LAYOUT_PLAIN:
+            first = union - self._view_block
+        elif layout == fmt.LAYOUT_CHUNKED:
+            first = self._only_chunk(at + header, union, size)
+            header += fmt.CHUNK_INDEX.size
+        else:
+            return None
         inside = first >= 0 and first + -(-size // BLOCK_BYTES) <= self._device_blocks
-        other = count or zero or mode & 0o170000 != _FILE or not size
-        if other or not inside or header > self.room_bytes:
+        if not inside or header > self.room_bytes:
             return None
         self.room_bytes -= header
         inode = Inode(Kind.FILE, mode & 0o7777, uid, gid, mtime_ns)
         inode.nlink, inode.size = nlink, size
         inode.segments = (Segment(0, size, first * BLOCK_BYTES),)
         return inode
+
+    def _only_chunk(self, at: int, union: int, size: int) -> int:
+        """The view's block that the one entry of a chunk table names; -1 if that is not so."""
+        if union >> 5 != 1 or size > BLOCK_BYTES << (union & 31):
+            return -1
+        if at + fmt.CHUNK_INDEX.size > len(self._image):
+            return -1
+        high, device, block = fmt.CHUNK_INDEX.unpack_from(self._image, at)
+        return block if device == 1 and not high and block != fmt.HOLE else -1
 
     def raw(self, nid: int) -> RawInode:
         """The header of inode ``nid``."""

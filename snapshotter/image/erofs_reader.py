@@ -162,9 +162,9 @@ class ErofsReader:
 
     def _inode_of(self, entry: DirectoryEntry) -> Inode:
         if entry.file_type == Kind.FILE:
-            flat = self._inodes.flat_file(entry.nid)
-            if flat is not None:
-                return flat
+            whole = self._inodes.whole_file(entry.nid)
+            if whole is not None:
+                return whole
         return self._inodes.inode(self._child(entry))
 
     def _child(self, entry: DirectoryEntry) -> RawInode:

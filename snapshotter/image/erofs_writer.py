@@ -260,8 +260,8 @@ def _block_count(length_bytes: int) -> int:
 
 
 def _is_flat(inode: Inode) -> bool:
-    """Whether the file lies in the view in one piece (or is empty)."""
-    if len(inode.segments) == 1:
+    """Whether the file is empty, or short and in one piece in the view."""
+    if len(inode.segments) == 1 and inode.size <= fmt.FLAT_BYTES:
         segment = inode.segments[0]
         return segment.inline is None and segment.length == inode.size
     return inode.size == 0

@@ -7,6 +7,7 @@ runs, and under the next daemon.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,6 +83,22 @@ def complete(at: Node, reference: str) -> None:
     assert steps[-1].views_left == 0
     image = at.image(reference)
     assert image["here_bytes"] == image["plain_bytes"]
+
+
+def test_a_read_of_many_pages_is_one_event(at: Node) -> None:
+    case = noisy("pieces", size=700_000)
+    lazily(at, case)
+    assert at.pull(case.reference).lazy_layers == 2
+    with at.mounted(case.chain_id) as root:
+        path = root / max(case.rows)
+        with path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for _ in range(2):  # to bring them, then of chunks that are here
+                drop_page_cache()
+                before = events(at)
+                for place in (0, 262_144, 131_072):
+                    assert len(os.pread(file.fileno(), 65_536, place)) == 65_536
+                assert 3 <= events(at) - before <= 6
 
 
 def test_the_last_chunk_ends_the_events_under_a_reader_that_is_there(at: Node) -> None:
