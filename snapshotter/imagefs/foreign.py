@@ -20,6 +20,9 @@ from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.trust import Trust
 from snapshotter.indexes.keys import Keyring
 
+PLACES = 4
+"""So many images and repositories are asked before a layer is brought anew."""
+
 
 class Discards(Protocol):
     """Takes data and index of a layer away (removal.py)."""
@@ -48,6 +51,29 @@ class ForeignIndexes:
         """As `doubtful`, of one layer and whatever repository is known to have given it."""
         places = [origin.repository for origin in self._catalog.origins(layer.blob)]
         return self._doubtful([layer], ["", *places])
+
+    async def renew(self, layer: Layer) -> dict[Layer, str]:
+        """`doubts_of`, once it was asked beside the images that have the layer who else vouches for
+        the very same: a key was changed, and the images were signed with the next one."""
+        doubts = self.doubts_of(layer)
+        if self.lookup is None or not doubts:
+            return doubts
+        images = [image for blob in self._blobs(layer) for image in self._images(blob)]
+        for document in list(dict.fromkeys(images))[:PLACES]:
+            await self.look(document, list(self.doubtful(document)))
+            doubts = self.doubts_of(layer)
+            if not doubts:
+                break
+        return doubts
+
+    def _images(self, blob: Digest) -> list[ImageDocument]:
+        """The images that have this layer, in each repository that gave it; last seen first."""
+        images = sorted(self._catalog.images_of_blob(blob), key=lambda image: -image.seen_ns)
+        return [
+            ImageDocument(image.manifest, next(iter(image.names), ""), repository, image.layers)
+            for image in images
+            for repository in image.repositories
+        ]
 
     def _doubtful(self, layers: Iterable[Layer], places: Sequence[str]) -> dict[Layer, str]:
         ring: Keyring | None = None

@@ -34,8 +34,9 @@ def _nothing() -> None:
 class Others(Protocol):
     """Indexes that others made (foreign.py)."""
 
-    def doubts_of(self, layer: Layer) -> dict[Layer, str]:
-        """What is here of the layer's view by indexes that count for it no more, and why not."""
+    async def renew(self, layer: Layer) -> dict[Layer, str]:
+        """What is here of the layer's view by indexes that count for it no more, and why not, once
+        it was asked within a budget whether somebody who is trusted vouches for the same."""
         ...
 
     async def discard(self, doubtful: dict[Layer, str]) -> str | None:
@@ -115,7 +116,7 @@ class Layers:
             return
         if any(m.layer == layer and not m.suspect for m in self._mounts.of_view(view)):
             return
-        doubts = self._others.doubts_of(Layer(layer, view, view, 0))
+        doubts = await self._others.renew(Layer(layer, view, view, 0))
         if not doubts:
             return
         kept = await self._others.discard(doubts)

@@ -197,6 +197,25 @@ def test_a_key_that_is_taken_away_ends_what_it_signed_but_not_what_is_mounted(
     assert {layer["index_from"]["origin"] for layer in image["layers"]} == {"here"}
 
 
+def test_a_key_that_was_changed_costs_a_new_mount_no_layer(found: Found) -> None:
+    case = noisy("changed keys", 2_000_000)
+    files = found.built(case)
+    first = artifact_of(case.documents[-1], files, keys=[found.key("first", trusted=True)])
+    reference = found.offer(case, [first])
+    node = found.scene.node
+    assert node.pull(reference).lazy_layers == 2
+    second = found.key("second", trusted=True)
+    found.offer(case, [first, artifact_of(case.documents[-1], files, keys=[second])])
+    (found.trusted / "first.pub").unlink()
+    found.scene.registry.seen.clear()
+    with node.mounted(case.chain_id):
+        asked = [seen for seen in found.scene.registry.seen if is_layer(case)(seen)]
+        assert asked == []
+        layers = node.image(reference)["layers"]
+        assert {layer["index_from"]["key"] for layer in layers} == {second.key_id}
+        assert {layer["index_from"]["fault"] for layer in layers} == {""}
+
+
 def test_an_index_whose_note_was_torn_off_by_a_kill_is_not_taken_for_our_own(
     found: Found,
 ) -> None:
