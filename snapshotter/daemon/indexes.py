@@ -79,7 +79,7 @@ async def open_indexes(
 
     def built(blob: Digest) -> None:
         foreign = not shelf.provenance(blob).own
-        shelf.renewed(blob)
+        shelf.rebuilt(blob)
         if foreign:
             mounts.metadata.drop(blob.hex)
         for tell in shared:

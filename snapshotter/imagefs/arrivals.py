@@ -73,7 +73,8 @@ class Arrivals:
                 known = await self._known(layer, offered, provenance)
             if known is not None:
                 return known
-            return await self._fetch(layer, offered, _full(offered, provenance))
+            whole = replace(_full(offered, provenance), view=layer.diff_id)
+            return await self._fetch(layer, offered, whole)
 
     async def _known(
         self, layer: Layer, offered: IndexedLayer, provenance: Provenance
@@ -81,7 +82,11 @@ class Arrivals:
         """The answer where nothing need be fetched, because one is there or about to be."""
         if self._shelf.get(layer.blob) is not None:
             return await self._vouch(layer, offered, provenance)
-        return False if self._is_built(layer.blob, layer.diff_id) else None
+        if self._is_built(layer.blob, layer.diff_id):
+            return False
+        if not self._shelf.provenance(layer.blob).vouched:
+            return False  # the view has to go first, with what another one let in
+        return None
 
     async def _vouch(self, layer: Layer, offered: IndexedLayer, provenance: Provenance) -> bool:
         """One is there: whether it counts, by itself or since this very one is offered here too."""

@@ -163,6 +163,8 @@ class Comparison:
             own = means.shelf.get(index.layer)
             if own is not None and shows_otherwise(index, own):
                 fault = "its chunks are not the layer's"
+            elif own is not None:
+                means.shelf.renewed(index.layer)
         if fault:
             await self._condemn(index, provenance, Verdict(False, fault))
         return True
@@ -200,7 +202,7 @@ class Comparison:
         job = None
         if verdict.bytes_right and origin is not None:
             job = means.ingest.start_index(origin, view)  # who wants to mount it waits for that
-        means.shelf.drop(blob)
+        means.shelf.drop(blob, with_note=verdict.bytes_right)
         means.mounts.metadata.drop(blob.hex)
         await asyncio.to_thread(means.mounts.mark_suspect, self._stand_on(blob))
         if job is not None:
@@ -226,6 +228,7 @@ class Comparison:
         if kept:
             log.error("what was here of layer %s is nobody else's: %s", layer.blob, kept)
             await self._means.views.disown(layer.diff_id)
+            self._means.shelf.drop(layer.blob)
 
     async def _rebuild(self, origin: BlobRef, view: Digest) -> None:
         job = self._means.ingest.start_index(origin, view)

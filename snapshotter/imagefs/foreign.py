@@ -23,6 +23,8 @@ from snapshotter.indexes.keys import Keyring
 PLACES = 4
 """So many images and repositories are asked before a layer is brought anew."""
 
+_GONE = "it came unsigned and is not here any more, but bytes that it let in may be"
+
 
 class Discards(Protocol):
     """Takes data and index of a layer away (removal.py)."""
@@ -81,7 +83,11 @@ class ForeignIndexes:
         for layer in layers:
             for blob in self._blobs(layer):
                 provenance = self._shelf.provenance(blob)
-                if provenance.own or self._missing(blob):
+                if provenance.own:
+                    continue
+                if self._missing(blob):
+                    if not (provenance.vouched or self._shelf.is_noting(blob)):
+                        found[replace(layer, blob=blob)] = _GONE
                     continue
                 ring = ring or self.trust.keys.read()
                 faults = [self.trust.fault(provenance, place, ring) for place in places]
@@ -90,7 +96,8 @@ class ForeignIndexes:
         return found
 
     def _blobs(self, layer: Layer) -> Iterable[Digest]:
-        return dict.fromkeys((layer.blob, *self._catalog.layers_of_view(layer.diff_id)))
+        known = self._catalog.layers_of_view(layer.diff_id)
+        return dict.fromkeys((layer.blob, *known, *self._shelf.strangers(layer.diff_id)))
 
     def _missing(self, blob: Digest) -> bool:
         try:

@@ -1,7 +1,8 @@
 """Where an index on the shelf came from: a small file beside it, ``<hex>.from``.
 
 No such file: this node built the index from bytes that had the layer's digest. Nothing foreign may
-ever be without one, so it is written before a foreign index appears and removed after it is gone.
+ever be without one, so it is written before a foreign index appears and removed after it is gone;
+where nobody vouches for it only with the view too, for that has bytes which the index let in.
 A file that can't be read is one of an index that nobody vouches for.
 """
 
@@ -34,7 +35,8 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """``key`` is the id of the key that signed it, ``artifact`` the manifest that brought it.
+    """``key`` is the id of the key that signed it, ``artifact`` the manifest that brought it;
+    ``view`` is what its layer is said to unpack to.
 
     ``repositories`` have offered this very index (its file has the digest ``index``), with its
     windows file, ``windows``. ``compared``: it was derived again from the layer's
@@ -48,6 +50,12 @@ class Provenance:
     repositories: tuple[str, ...] = ()
     windows: BlobRef | None = None
     compared: bool = False
+    view: Digest | None = None
+
+    @property
+    def vouched(self) -> bool:
+        """Whether anybody says that the index is right, trusted or not."""
+        return self.own or self.origin is Origin.SIGNED
 
     @property
     def own(self) -> bool:
@@ -88,6 +96,7 @@ def encode(provenance: Provenance) -> bytes:
             "size": windows.size_bytes,
         },
         "compared": provenance.compared,
+        "view": _text(provenance.view),
     }
     return json.dumps(document, indent=1).encode()
 
@@ -109,8 +118,17 @@ def decode(data: bytes) -> Provenance:
             tuple(str(name) for name in document["repositories"]),
             None if windows is None else _blob(windows),
             document["compared"] is True,
+            _digest(document["view"]),
         )
-    except (ValueError, LookupError, TypeError, AttributeError, InvalidArgumentError):
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        InvalidArgumentError,
+    ):
         return Provenance(Origin.UNKNOWN)
 
 
@@ -144,5 +162,5 @@ def write_provenance(index: Path, provenance: Provenance) -> None:
 def remove_strays(directory: Path) -> None:
     """Of indexes that are not there, a killed daemon's; for a start only."""
     for path in directory.glob(f"*{PROVENANCE_SUFFIX}"):
-        if not path.with_suffix(".idx").exists():
+        if not path.with_suffix(".idx").exists() and read_provenance(path).vouched:
             path.unlink(missing_ok=True)

@@ -23,7 +23,6 @@ from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.provenance import (
     BUILT_HERE,
     PROVENANCE_SUFFIX,
-    Origin,
     Provenance,
     read_provenance,
     write_provenance,
@@ -64,6 +63,10 @@ class Shelf:
         self._origins = origins
         self._open: OrderedDict[Digest, LayerIndex] = OrderedDict()
         self._provenance: dict[Digest, Provenance] = {}
+        self._strangers: dict[Digest, dict[Digest, None]] = {}
+        self._filled: dict[Digest, Digest] = {}
+        for path in directory.glob(f"*{PROVENANCE_SUFFIX}"):
+            self._note_stranger(_blob_of(path), read_provenance(path))
         self._noting: Counter[Digest] = Counter()
         self._overtaken: dict[Digest, Callable[[Digest], None]] = {}
         self.index_another: Callable[[Digest, BlobRef], object] = _nobody
@@ -87,7 +90,7 @@ class Shelf:
         except NotFoundError:
             return None
         except RefusedError as error:
-            self._put_aside(path, error)
+            self._put_aside(path, error, lasting=not self.provenance(blob).vouched)
             self._provenance.pop(blob, None)
             return None
         self._open[blob] = index
@@ -112,6 +115,32 @@ class Shelf:
         """
         write_provenance(self.path(blob), provenance)
         self._provenance[blob] = provenance
+        self._note_stranger(blob, provenance)
+
+    def strangers(self, view: Digest) -> Iterable[Digest]:
+        """The blobs by whose foreign indexes bytes of ``view`` may be here, of whatever image."""
+        return tuple(self._strangers.get(view, ()))
+
+    def _note_stranger(self, blob: Digest, provenance: Provenance) -> None:
+        if provenance.own:
+            self._forget_stranger(blob)
+            return
+        view = provenance.view
+        if view is None:  # the note is damaged
+            with contextlib.suppress(EmberError):
+                view = LayerIndex.open(self.path(blob), layer=blob, verify=False).diff_id
+        if view is not None:
+            self._filled[blob] = view
+            self._strangers.setdefault(view, {})[blob] = None
+
+    def _forget_stranger(self, blob: Digest) -> None:
+        view = self._filled.pop(blob, None)
+        if view is not None:
+            self._strangers.get(view, {}).pop(blob, None)
+
+    def is_noting(self, blob: Digest) -> bool:
+        """Whether an index of ``blob`` is just arriving."""
+        return blob in self._noting
 
     @contextlib.contextmanager
     def noting(self, blob: Digest) -> Iterator[None]:
@@ -131,23 +160,35 @@ class Shelf:
                 if again is not None:
                     again(blob)
 
+    def rebuilt(self, blob: Digest) -> None:
+        """This node has built the index of ``blob``. Whatever nobody vouched for before may have
+        let bytes in that are here still, so a note of that stays until it is `renewed`."""
+        self._open.pop(blob, None)
+        if self.provenance(blob).vouched:
+            self.renewed(blob)
+
     def renewed(self, blob: Digest) -> None:
-        """This node has built the index of ``blob``: what was there before is forgotten."""
+        """The index of ``blob`` is our own, and its view what that says."""
         self._open.pop(blob, None)
         if blob in self._noting:
             self._overtaken[blob] = self.renewed
             return
         _remove(self.path(blob).with_suffix(PROVENANCE_SUFFIX))
         self._provenance.pop(blob, None)
+        self._forget_stranger(blob)
 
-    def _put_aside(self, path: Path, error: RefusedError) -> None:
-        """Keep the last few for whoever wants to know what was wrong with them."""
+    def _put_aside(self, path: Path, error: RefusedError, *, lasting: bool) -> None:
+        """Keep the last few for whoever wants to know what was wrong with them.
+
+        ``lasting``: the note whose it was stays for as long as the bytes that it let in.
+        """
         broken = path.with_suffix(_BROKEN)
         log.error("index %s is unusable and put aside as %s: %s", path, broken, error)
         try:
             _remove(broken)
             path.replace(broken)
-            self._forget_provenance(path)
+            if not lasting:
+                self._forget_provenance(path)
         except OSError as failure:
             raise UnavailableError(
                 f"{error}; nor can it be put aside ({failure.strerror}): move it away"
@@ -167,9 +208,8 @@ class Shelf:
             index = self.get(blob)
             if index is not None and index.diff_id == view:
                 provenance = self.provenance(blob)
-                vouched = provenance.own or provenance.origin is Origin.SIGNED
                 source = LayerSource(index, tuple(self._origins(blob)), provenance.windows_at)
-                (sources if vouched else doubtful).append(source)
+                (sources if provenance.vouched else doubtful).append(source)
         return sources or doubtful
 
     def look_further(self, view: Digest) -> None:
@@ -183,16 +223,19 @@ class Shelf:
                     for origin in self._origins(blob)[:1]:
                         self.index_another(view, origin)
 
-    def drop(self, blob: Digest) -> None:
-        """Forget and delete the index of ``blob``."""
+    def drop(self, blob: Digest, *, with_note: bool = True) -> None:
+        """Forget and delete the index of ``blob``; without its note if its bytes are here yet."""
         self._open.pop(blob, None)
         for suffix in (".idx", ".win", _BROKEN):
             _remove(self.path(blob).with_suffix(suffix))
+        if not with_note:
+            return
         if blob in self._noting:
             self._overtaken[blob] = self.drop
             return
         self._forget_provenance(self.path(blob))
         self._provenance.pop(blob, None)
+        self._forget_stranger(blob)
 
     def _forget_provenance(self, path: Path) -> None:
         """Where an index came from, once it surely is gone: without that it would be our own."""
@@ -220,6 +263,11 @@ class Shelf:
             with contextlib.suppress(OSError):
                 total += self.path(blob).with_suffix(suffix).stat().st_blocks * 512
         return total
+
+
+def _blob_of(path: Path) -> Digest:
+    """Whose file of ours this is, by its name."""
+    return Digest("sha512" if len(path.stem) == 128 else "sha256", path.stem)
 
 
 def _remove(path: Path) -> None:

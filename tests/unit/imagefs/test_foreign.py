@@ -9,11 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from snapshotter.content import BlobRef
 from snapshotter.image.indexer import LayerIndexer
 from snapshotter.imagefs.catalog import PIECE, Catalog, Image, Layer
 from snapshotter.imagefs.foreign import ForeignIndexes
 from snapshotter.imagefs.lookup import Found
-from snapshotter.imagefs.provenance import BUILT_HERE, Origin, Provenance
+from snapshotter.imagefs.provenance import (
+    BUILT_HERE,
+    Origin,
+    Provenance,
+    decode,
+    encode,
+    remove_strays,
+)
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.oci.documents import digest_of
 from snapshotter.snapshots.database import Database
@@ -41,9 +49,14 @@ class Scene:
         self.catalog = Catalog(database)
         self.node = node
         self.image = image
-        self.shelf = Shelf(image.directory, self.catalog.layers_of_view, self.catalog.origins)
         self.discards = Discards()
-        self.foreign = ForeignIndexes(self.catalog, self.shelf, node.trust, None)
+        self.reopen()
+
+    def reopen(self) -> None:
+        """As a daemon that begins anew."""
+        directory, known = self.image.directory, self.catalog
+        self.shelf = Shelf(directory, known.layers_of_view, known.origins)
+        self.foreign = ForeignIndexes(self.catalog, self.shelf, self.node.trust, None)
         self.foreign.discards = self.discards
 
     async def remember(self, repository: str, layers: list[Layer]) -> None:
@@ -162,3 +175,68 @@ async def test_an_unsigned_index_must_agree_with_what_is_known_of_the_view(
     assert outcome.found is (Found.REFUSED if lies else Found.FOUND)
     assert ("something else" in outcome.why) == lies
     assert (node.shelf.get(packed.blob) is None) == lies
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_what_filled_a_view_is_in_doubt_whatever_became_of_its_image(
+    scene: Scene, restarted: bool
+) -> None:
+    """The image is forgotten while another one that shares the view keeps its bytes here."""
+    packed = scene.image.layers[0]
+    other = replace(packed, blob=digest_of(b"packed otherwise"))
+    await scene.remember(OTHER, [other])
+    scene.come(replace(UNSIGNED, view=packed.diff_id))
+    if restarted:
+        scene.reopen()
+    document = replace(scene.image.document_in(OTHER), layers=(other,))
+    assert list(scene.foreign.doubtful(document)) == [packed]
+    scene.shelf.drop(packed.blob)
+    assert scene.foreign.doubtful(document) == {}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_an_index_that_nobody_vouched_for_leaves_its_doubt_behind(
+    scene: Scene, restarted: bool
+) -> None:
+    """It is damaged, or of a version that is read no more; what it let in is here yet."""
+    layer = scene.image.layers[0]
+    scene.come(replace(UNSIGNED, view=layer.diff_id))
+    path = scene.shelf.path(layer.blob)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert scene.shelf.get(layer.blob) is None
+    if restarted:
+        remove_strays(scene.image.directory)
+        scene.reopen()
+    assert scene.doubted(REPOSITORY) == scene.doubted(OTHER) == [layer]
+    scene.shelf.drop(layer.blob)
+    assert scene.doubted(REPOSITORY) == []
+    assert not path.with_suffix(".from").exists()
+
+
+async def test_what_is_built_over_a_strangers_bytes_is_our_own_when_they_are_compared(
+    scene: Scene,
+) -> None:
+    layer = scene.image.layers[0]
+    scene.come(replace(UNSIGNED, view=layer.diff_id))
+    scene.shelf.rebuilt(layer.blob)
+    assert scene.doubted(OTHER) == [layer]
+    scene.shelf.renewed(layer.blob)
+    assert scene.doubted(OTHER) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\0" * 300, "[" * 60_000, '{"origin": "here"}', "here", '{"windows": {"size": 1e999}}'],
+    ids=["empty", "zeros", "deep", "half", "a word", "endless"],
+)
+async def test_a_note_that_cannot_be_read_vouches_for_nothing(scene: Scene, text: str) -> None:
+    layer = scene.image.layers[0]
+    scene.shelf.path(layer.blob).with_suffix(".from").write_text(text)
+    scene.reopen()
+    assert scene.doubted(REPOSITORY) == [layer]
+
+
+def test_a_length_without_end_is_no_length() -> None:
+    whole = Provenance(Origin.SIGNED, "f" * 64, windows=BlobRef("r/n", digest_of(b"w"), 7))
+    assert decode(encode(whole)) == whole
+    assert decode(encode(whole).replace(b": 7", b": 1e999")) == Provenance(Origin.UNKNOWN)
