@@ -6,13 +6,15 @@ The image is resolved anew, so that what is pushed refers to what its repository
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from snapshotter.clock import Clock
 from snapshotter.content import Digest
-from snapshotter.errors import EmberError, RefusedError
+from snapshotter.errors import ConfigError, EmberError, RefusedError
+from snapshotter.imagefs.sharing import Placed
 from snapshotter.indexes.artifact import ARTIFACT_TYPE
 from snapshotter.indexes.find import Found, likely, load
 from snapshotter.indexes.keys import Keyring, SigningKey, TrustedKeys, load_signing_key
@@ -34,25 +36,37 @@ class RegistryPublisher:
         self._trusted = trusted
         self._clock = clock
 
-    async def publish(self, repository: str, image: Digest, indexes: Sequence[LocalIndex]) -> bool:
+    def keys(self) -> Collection[str] | None:
+        """See sharing.Publisher."""
+        if self._sign_key is None:
+            return None
+        known = set(self._trusted.read().keys)
+        with contextlib.suppress(ConfigError):  # said when something is to be pushed
+            known.add(load_signing_key(self._sign_key).key_id)
+        return known
+
+    async def publish(
+        self, repository: str, image: Digest, indexes: Sequence[LocalIndex]
+    ) -> Placed:
         """See sharing.Publisher."""
         keys = [load_signing_key(self._sign_key)] if self._sign_key is not None else []
         pinned = parse_reference(repository).with_digest(image)
-        if await self._is_there(pinned, indexes, keys):
-            return False
+        there = await self._there(pinned, indexes, keys)
+        if there is not None:
+            return Placed(False, there.key_id or "")
         resolved = await self._registry.resolve(pinned, host_platform())
         if {layer.digest for layer in resolved.layers} != {one.index.layer for one in indexes}:
             raise RefusedError(f"{pinned}: its layers are not those that were indexed")
         subject = Subject.of(resolved)
         pusher = Pusher(self._registry.asker, pinned, self._clock)
         await publish(subject, indexes, keys, RegistryTarget(pusher, subject))
-        return True
+        return Placed(True, keys[0].key_id if keys else "")
 
-    async def _is_there(
+    async def _there(
         self, image: Reference, indexes: Sequence[LocalIndex], keys: Sequence[SigningKey]
-    ) -> bool:
-        """Whether somebody has pushed what serves as well: for all layers, and signed by us or by
-        whom we trust if we sign; else the very same indexes."""
+    ) -> Found | None:
+        """What somebody has pushed that serves as well: for all layers, and signed by us or by whom
+        we trust if we sign; else the very same indexes."""
         known = self._trusted.read().keys | {key.key_id: key.key.public_key() for key in keys}
         plain = await asyncio.to_thread(_plain_digests, indexes)
         ring = Keyring(known)
@@ -62,8 +76,8 @@ class RegistryPublisher:
             except EmberError:
                 continue  # one that can't be used stands in nobody's way
             if _serves(found, plain, signed=bool(keys)):
-                return True
-        return False
+                return found
+        return None
 
 
 def _serves(found: Found, plain: dict[Digest, Digest], *, signed: bool) -> bool:

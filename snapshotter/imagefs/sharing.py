@@ -1,15 +1,16 @@
 """Pushing what this node built: the indexes of an image, as an artifact beside it, once.
 
 In the background, one image at a time and only while no first pull is going on. Where the same
-indexes lie already nothing is pushed. What may pass is tried again a few times; what the registry
-will not have is said once. No pull ever notices.
+indexes lie already nothing is pushed, unless nobody is trusted any more who signed them. What may
+pass is tried again a few times; what the registry will not have is said once. No pull ever notices.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from snapshotter.clock import Clock
@@ -32,11 +33,25 @@ POLL_S = 2.0
 WAITS_S = (60.0, 300.0, 1500.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An artifact beside an image: whether it is ``new``, and whose ``key`` signed it, if any."""
+
+    new: bool
+    key: str
+
+
 class Publisher(Protocol):
     """Registries (daemon/pushing.py)."""
 
-    async def publish(self, repository: str, image: Digest, indexes: Sequence[LocalIndex]) -> bool:
-        """Have an artifact of ``indexes`` beside the image; False if one is there already.
+    def keys(self) -> Collection[str] | None:
+        """The ids of keys whose signature is as good as ours now; None: none is needed."""
+        ...
+
+    async def publish(
+        self, repository: str, image: Digest, indexes: Sequence[LocalIndex]
+    ) -> Placed:
+        """Have an artifact of ``indexes`` beside the image, if none is there already.
 
         UnavailableError may pass; any other EmberError will not.
         """
@@ -64,6 +79,7 @@ class Sharing:
         self._publisher = publisher
         self._clock = clock
         self._count = count
+        self._keys = publisher.keys()
         self._waiting: dict[Digest, None] = {}
         self._given_up: dict[tuple[Digest, str], None] = {}
         self._tries: dict[Digest, int] = {}
@@ -99,14 +115,17 @@ class Sharing:
     def _place(self, image: Image) -> str | None:
         """Where its indexes are to lie; None if nothing is left to do."""
         repository = next(iter(image.places), None)
-        if repository is None or self._verdicts.is_pushed(image.manifest, repository):
+        if repository is None or (image.manifest, repository) in self._given_up:
             return None
-        return None if (image.manifest, repository) in self._given_up else repository
+        key = self._verdicts.pushed(image.manifest, repository)
+        served = key is not None and (self._keys is None or key in self._keys)
+        return None if served else repository
 
     async def _run(self) -> None:
         while True:
             await self._awake.wait()
             await self._clock.sleep(POLL_S)
+            self._keys = self._publisher.keys()
             while self._waiting and not self._ingest.jobs():
                 manifest = next(iter(self._waiting))
                 del self._waiting[manifest]
@@ -124,8 +143,9 @@ class Sharing:
             indexes = await self._own(image)
             if indexes is None:
                 return
-            new = await self._publisher.publish(repository, image.manifest, indexes)
-            await self._verdicts.note_pushed(image.manifest, repository, self._clock.wall_ns())
+            placed = await self._publisher.publish(repository, image.manifest, indexes)
+            now_ns = self._clock.wall_ns()
+            await self._verdicts.note_pushed(image.manifest, repository, placed.key, now_ns)
         except UnavailableError as error:
             if tries < len(WAITS_S) and len(self._later) < LATER:
                 self._again(image, tries)
@@ -137,8 +157,8 @@ class Sharing:
             log.exception("sharing the indexes of %s failed", image.manifest)
             self._give_up(image, repository, "failed", type(error).__name__)
         else:
-            self._count("pushed" if new else "there")
-            how = "are pushed to" if new else "lie already in"
+            self._count("pushed" if placed.new else "there")
+            how = "are pushed to" if placed.new else "lie already in"
             log.info("the indexes of %s %s %s", _name(image), how, repository)
 
     async def _own(self, image: Image) -> list[LocalIndex] | None:

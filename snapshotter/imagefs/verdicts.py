@@ -33,6 +33,7 @@ PIECE = SchemaPiece(
         PRIMARY KEY (image, repository)
     ) STRICT;
     """,
+        "ALTER TABLE pushed_indexes ADD COLUMN key TEXT NOT NULL DEFAULT '';",
     ),
 )
 
@@ -53,16 +54,18 @@ class Verdicts:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._wrong: dict[tuple[Digest, str], Wrong] = {}
-        self._pushed: dict[tuple[str, str], None] = {}
+        self._pushed: dict[tuple[str, str], str] = {}
 
     async def load(self) -> None:
         """Read everything back."""
 
-        def work(db: sqlite3.Connection) -> tuple[list[tuple[str, ...]], list[tuple[str, str]]]:
+        def work(db: sqlite3.Connection) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
             wrong = db.execute(
                 "SELECT layer, artifact, repository, reason FROM wrong_indexes ORDER BY seen_ns"
             )
-            pushed = db.execute("SELECT image, repository FROM pushed_indexes ORDER BY pushed_ns")
+            pushed = db.execute(
+                "SELECT image, repository, key FROM pushed_indexes ORDER BY pushed_ns"
+            )
             return wrong.fetchall(), pushed.fetchall()
 
         wrong, pushed = await self._store.read(work)
@@ -70,7 +73,7 @@ class Verdicts:
             known = Digest.parse(artifact) if artifact else None
             one = Wrong(Digest.parse(layer), known, repository, reason)
             self._wrong[one.layer, artifact] = one
-        self._pushed = dict.fromkeys(pushed)
+        self._pushed = {(image, repository): key for image, repository, key in pushed}
 
     async def condemn(self, wrong: Wrong, seen_ns: int) -> None:
         """The index was wrong: its artifact is never used again."""
@@ -105,20 +108,25 @@ class Verdicts:
         """All of them, the last one first."""
         return list(reversed(self._wrong.values()))
 
-    def is_pushed(self, image: Digest, repository: str) -> bool:
-        """Whether indexes for the image lie in the repository, by us or seen by us."""
-        return (str(image), repository) in self._pushed
+    def pushed(self, image: Digest, repository: str) -> str | None:
+        """The key that signed the indexes for the image that lie in the repository, by us or seen
+        by us; empty if none did, None if none lie there."""
+        return self._pushed.get((str(image), repository))
 
-    async def note_pushed(self, image: Digest, repository: str, pushed_ns: int) -> None:
-        """Indexes for the image lie in the repository."""
-        key = (str(image), repository)
-        old = list(self._pushed)[: 1 - KEPT]
+    async def note_pushed(self, image: Digest, repository: str, key: str, pushed_ns: int) -> None:
+        """Indexes for the image lie in the repository, signed by ``key``."""
+        place = (str(image), repository)
+        old = [] if place in self._pushed else list(self._pushed)[: 1 - KEPT]
 
         def work(db: sqlite3.Connection) -> None:
             db.executemany("DELETE FROM pushed_indexes WHERE image = ? AND repository = ?", old)
-            db.execute("INSERT OR REPLACE INTO pushed_indexes VALUES (?, ?, ?)", (*key, pushed_ns))
+            db.execute(
+                "INSERT OR REPLACE INTO pushed_indexes (image, repository, key, pushed_ns)"
+                " VALUES (?, ?, ?, ?)",
+                (*place, key, pushed_ns),
+            )
 
         await self._store.write(work)
         for one in old:
             self._pushed.pop(one, None)
-        self._pushed[key] = None
+        self._pushed[place] = key

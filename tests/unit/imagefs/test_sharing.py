@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from snapshotter.errors import ConfigError, EmberError, UnauthorizedError, Unava
 from snapshotter.imagefs import verdicts as verdict_tables
 from snapshotter.imagefs.catalog import PIECE, Catalog, Image
 from snapshotter.imagefs.provenance import Origin, Provenance, write_provenance
-from snapshotter.imagefs.sharing import WAITS_S, Sharing
+from snapshotter.imagefs.sharing import WAITS_S, Placed, Sharing
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.verdicts import Verdicts
 from snapshotter.indexes.publish import LocalIndex
@@ -30,10 +30,16 @@ class Registry:
     def __init__(self) -> None:
         self.errors: list[EmberError] = []
         self.there = False
+        self.trusted: list[str] | None = None
         self.asked: list[tuple[str, Digest, list[Digest]]] = []
         self.at_once = self.most_at_once = 0
 
-    async def publish(self, repository: str, image: Digest, indexes: Sequence[LocalIndex]) -> bool:
+    def keys(self) -> Collection[str] | None:
+        return self.trusted
+
+    async def publish(
+        self, repository: str, image: Digest, indexes: Sequence[LocalIndex]
+    ) -> Placed:
         self.asked.append((repository, image, [one.index.layer for one in indexes]))
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
@@ -42,7 +48,7 @@ class Registry:
         self.at_once -= 1
         if self.errors:
             raise self.errors.pop(0)
-        return not self.there
+        return Placed(not self.there, self.trusted[0] if self.trusted else "")
 
 
 class Scene:
@@ -115,7 +121,7 @@ async def test_what_lies_there_already_is_not_pushed_and_not_asked_for_again(sce
     sharing = scene.sharing()
     sharing.start()
     assert await scene.end() == "there"
-    assert scene.verdicts.is_pushed(scene.image.document.manifest, REPOSITORY)
+    assert scene.verdicts.pushed(scene.image.document.manifest, REPOSITORY) == ""
     await sharing.stop()
 
 
@@ -181,3 +187,20 @@ async def test_what_is_tried_again_waits_its_turn(scene: Scene) -> None:
     assert scene.ended == ["pushed", "pushed"]
     assert (scene.registry.most_at_once, len(scene.registry.asked)) == (1, 4)
     await sharing.stop()
+
+
+async def test_what_only_a_key_of_earlier_days_signed_is_pushed_anew(scene: Scene) -> None:
+    """Unsigned, then signed, then by a new key: before the old one goes, and after it went."""
+    for trusted, pushes in ((None, 1), (["old"], 2), (["old", "new"], 2), (["new"], 3)):
+        scene.registry.trusted = trusted
+        await scene.verdicts.load()
+        scene.over.clear()
+        sharing = scene.sharing()
+        sharing.start()
+        if len(scene.registry.asked) < pushes:
+            assert await scene.end() == "pushed"
+        for _ in range(300):  # time enough for one more
+            await asyncio.sleep(0)
+        sharing.built(scene.image.layers[0].blob)
+        await sharing.stop()
+        assert len(scene.registry.asked) == pushes, trusted
