@@ -32,6 +32,7 @@ from snapshotter.oci.hosts import Host
 from snapshotter.oci.reference import Reference
 
 LIST_LIMIT_BYTES = 4 * 1024 * 1024
+"""Of all pages of a list together."""
 REFERRER_LIMIT = 1024
 """So many entries are looked at; of a type rarely more than a few exist."""
 
@@ -96,13 +97,16 @@ class _Lister:
         query = {"artifactType": self._type}
         request = _request(host, self._image, f"referrers/{self._digest}", query)
         entries: list[Descriptor] = []
+        left_bytes = LIST_LIMIT_BYTES
         for page in range(_PAGE_LIMIT):
             response = await self._asker.sender.send(request)
             if page == 0 and _is_no_list(response):
                 await response.close()
                 return None
             link = _next_page(request, response)
-            entries += _parsed(await _index(response, request, self._what), self._what)
+            document, size_bytes = await _index(response, request, self._what, left_bytes)
+            entries += _parsed(document, self._what)
+            left_bytes -= size_bytes
             if link is None or len(entries) >= REFERRER_LIMIT:
                 break
             request = replace(request, url=link)
@@ -131,7 +135,8 @@ async def read_fallback_index(
     if response.status in (404, 410):
         await response.close()
         return {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
-    return await _index(response, request, what)
+    document, _ = await _index(response, request, what, LIST_LIMIT_BYTES)
+    return document
 
 
 def _request(host: Host, image: Reference, path: str, query: dict[str, str]) -> Request:
@@ -144,11 +149,16 @@ def _is_no_list(response: Response) -> bool:
     return response.status in _NO_API or (response.status == 200 and kind == "text/html")
 
 
-async def _index(response: Response, request: Request, what: str) -> dict[str, Any]:
-    """The image index in an answer, its entries not looked at."""
+async def _index(
+    response: Response, request: Request, what: str, limit_bytes: int
+) -> tuple[dict[str, Any], int]:
+    """The image index in an answer, its entries not looked at, and its length.
+
+    RefusedError if that is over ``limit_bytes``, what is left of LIST_LIMIT_BYTES.
+    """
     if response.status != 200:
         raise await error_for(response, request.url)
-    body = await read_body(response, LIST_LIMIT_BYTES)
+    body = await read_body(response, limit_bytes)
     if body is None:
         raise RefusedError(f"{what}: a list longer than {LIST_LIMIT_BYTES} bytes")
     document = parse_object(body, what)
@@ -156,7 +166,7 @@ async def _index(response: Response, request: Request, what: str) -> dict[str, A
         raise RefusedError(f"{what}: what came is no image index")
     if text_of(document, "mediaType", what) not in ("", OCI_INDEX):
         raise RefusedError(f"{what}: what came is not of type {OCI_INDEX}")
-    return document
+    return document, len(body)
 
 
 def _parsed(document: dict[str, Any], what: str) -> list[Descriptor]:

@@ -93,6 +93,22 @@ async def test_a_list_is_bounded() -> None:
         assert len(await _found(client, registry)) == REFERRER_LIMIT
 
 
+async def test_all_pages_together_are_no_longer_than_one_may_be() -> None:
+    """Sixteen of the longest would take a node's memory."""
+    async with WritableRegistry() as registry, registry_client() as client:
+        registry.page_entries = 1
+        _attach(registry, 12)
+
+        def long(seen: Seen, answer: Answer) -> Answer:
+            answer.body = answer.body + b" " * (LIST_LIMIT_BYTES // 4)
+            return answer
+
+        registry.inject(long, lambda seen: "/referrers/" in seen.path)
+        with pytest.raises(RefusedError, match="longer than"):
+            await _found(client, registry)
+        assert sum("/referrers/" in seen.path for seen in registry.seen) == 4
+
+
 async def test_a_next_page_elsewhere_is_not_asked_for() -> None:
     async with WritableRegistry() as other, WritableRegistry() as registry:
         link = f'<{other.url}/v2/{REPOSITORY}/referrers/{IMAGE}>; rel="next"'
