@@ -8,7 +8,6 @@ A wrapper adds one rule (cool-down, redirects, authorization) and passes the res
 from __future__ import annotations
 
 import base64
-import functools
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -96,7 +95,6 @@ class Sender(Protocol):
     async def send(self, request: Request) -> Response: ...
 
 
-@functools.lru_cache(maxsize=1024)  # asked several times of each request
 @lru_cache(_KNOWN_URLS)
 def origin_of(url: str) -> tuple[str, str, int]:
     """Scheme, host and port: what decides whether a secret may travel."""
@@ -105,7 +103,6 @@ def origin_of(url: str) -> tuple[str, str, int]:
     return parts.scheme, (parts.hostname or "").lower(), port
 
 
-@functools.lru_cache(maxsize=1024)
 @lru_cache(_KNOWN_URLS)
 def without_query(url: str) -> str:
     """The URL as it may stand in a message: signatures and users left out."""

@@ -29,6 +29,7 @@ from snapshotter.oci.limits import Pace, TransportLimits
 from snapshotter.oci.trust import Trust, way_to_trust, words_of_tls
 
 _READ_BUFFER_BYTES = 256 * 1024
+_KNOWN_ORIGINS = 256
 _Origin = tuple[str, str, int]
 
 
@@ -41,6 +42,8 @@ class _Idle:
         self._since: dict[_Origin, deque[float]] = {}
 
     def put(self, origin: _Origin) -> None:
+        while len(self._since) >= _KNOWN_ORIGINS:  # redirects may lead to ever new ones
+            del self._since[next(iter(self._since))]
         since = self._since.setdefault(origin, deque(maxlen=self._most))
         since.append(asyncio.get_running_loop().time())
 

@@ -199,6 +199,8 @@ class Http2Connection(asyncio.Protocol):
         for name, value in event.headers or ():
             text = bytes(value).decode("latin-1")
             if bytes(name) == b":status":
+                if not (text.isascii() and text.isdecimal() and len(text) == 3 and text >= "100"):
+                    raise ProtocolError(f"the status {text[:20]!r}")
                 stream.status = int(text)
             else:
                 stream.headers.add(bytes(name).decode("latin-1"), text)

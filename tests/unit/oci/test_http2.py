@@ -210,6 +210,21 @@ async def test_what_is_no_http2_is_gone_around_and_not_tried_again(tmp_path: Pat
         assert spoken == 1
 
 
+async def test_an_answer_whose_status_is_none_is_gone_around_too(tmp_path: Path) -> None:
+    def change(seen: Seen, answer: Answer) -> Answer:
+        answer.status = -answer.status
+        return answer
+
+    async with scene(tmp_path) as at:
+        at.registry.inject(change, lambda seen: seen.http2)
+        while not at.over_http2():
+            await at.burst(12)
+        at.registry.seen.clear()
+        for _ in range(3):
+            await at.burst(12)
+        assert at.registry.seen and not at.over_http2()
+
+
 async def test_a_connection_that_nobody_uses_is_closed(tmp_path: Path) -> None:
     limits = replace(LIMITS, keep_s=0.05)
     closed = asyncio.Event()
