@@ -15,6 +15,7 @@ from snapshotter.cli.index_work import finish, platform_of, registry, short, tru
 from snapshotter.cli.screen import several
 from snapshotter.config import Config
 from snapshotter.errors import ConfigError, NotFoundError, RefusedError
+from snapshotter.indexes.cache import refuse_a_nodes
 from snapshotter.indexes.fetched import fetch_into
 from snapshotter.indexes.find import Findings, Found, find
 from snapshotter.indexes.together import together
@@ -58,6 +59,7 @@ async def _pull(
 ) -> tuple[Found, list[Path]]:
     ring = trusted(config, keys)
     reference = parse_reference(image)
+    refuse_a_nodes(output, "--output")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

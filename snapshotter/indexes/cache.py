@@ -27,6 +27,7 @@ LIMIT_BYTES = 4 * 1024**3
 _POLL_S = 0.1
 _LOCK_NAME = "lock"
 _TEMPORARY = ".tmp-"
+_NODES_DATABASE = "ember.db"
 
 
 def default_directory(environment: dict[str, str]) -> Path:
@@ -36,6 +37,17 @@ def default_directory(environment: dict[str, str]) -> Path:
     return base / "ember" / "index"
 
 
+def refuse_a_nodes(directory: Path, option: str) -> None:
+    """ConfigError for the directory in which a daemon keeps its indexes: what is put there without
+    a note whose it is counts as built by that node, whoever made it."""
+    place = directory.resolve()
+    if place.name == "index" and (place.parent / _NODES_DATABASE).exists():
+        raise ConfigError(
+            f"{option} {directory}: a node keeps its own indexes there, and looks for those of"
+            " others itself; name another directory"
+        )
+
+
 class IndexCache:
     """The directory, for one builder."""
 
@@ -43,6 +55,7 @@ class IndexCache:
         """Make the directory if need be; ConfigError if it can't be used."""
         self.directory = directory
         self._clock = clock
+        refuse_a_nodes(directory, "--cache")
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             facts = directory.stat()

@@ -59,6 +59,21 @@ def test_an_unsigned_artifact_is_named_and_not_trusted(quick: Ci) -> None:
     assert len(pulled["files"]) == 3
 
 
+@pytest.mark.parametrize("verb", ["pull", "build"])
+def test_nothing_is_put_where_a_node_keeps_its_own(quick: Ci, verb: str) -> None:
+    """Whatever lies there without a note counts as built by that node."""
+    reference = offered(quick.registry, CASE)
+    quick.told("build", reference)
+    own = quick.home / "ember" / "index"
+    own.mkdir(parents=True)
+    (own.parent / "ember.db").touch()
+    words = {"pull": ["--output", str(own), "--unsigned"], "build": ["--cache", str(own)]}
+    result = quick.ember(verb, reference, *words[verb])
+    assert result.exit_code != 0
+    assert "a node keeps its own indexes there" in result.stderr
+    assert list(own.iterdir()) == []
+
+
 def _bend_artifact(registry: WritableRegistry, repository: str, old: bytes, new: bytes) -> None:
     """Replace words in the artifact's manifest, and have the registry list the bent one."""
     found = registry.repository(repository)
