@@ -40,6 +40,8 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
     except EmberError as error:
         wrong = isinstance(error, ConfigError | InvalidArgumentError)
         fail(str(error), EXIT_USAGE if wrong else 1)
+    except OSError as error:  # a file of the user's: what is Ember's own comes as an EmberError
+        fail(str(error))
     except asyncio.CancelledError:
         raise typer.Exit(_TERMINATED) from None
 

@@ -49,8 +49,8 @@ class Ci:
     def environment(self) -> dict[str, str]:
         return {"HOME": str(self.home), "XDG_CACHE_HOME": ""}
 
-    def ember(self, *words: str) -> Any:
-        return self._place.ember("index", *words, **self.environment)
+    def ember(self, *words: str, **environment: str) -> Any:
+        return self._place.ember("index", *words, **self.environment, **environment)
 
     def told(self, *words: str) -> Any:
         """The JSON of a command that must succeed."""

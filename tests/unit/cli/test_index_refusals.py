@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from blake3 import blake3
@@ -220,3 +221,13 @@ def test_keys_that_cannot_be_trusted_are_told_of(quick: Ci) -> None:
     for verb in (["show"], ["verify"], ["pull", "--output", str(quick.home / "out")]):
         result = quick.ember(*verb, reference, "--config", str(config))
         assert result.stderr.count("others may write there") == 1, result.stderr
+
+
+def test_a_folder_that_is_not_there_is_named(quick: Ci, tmp_path: Path) -> None:
+    """As where a build's TMPDIR has gone."""
+    reference = offered(quick.registry, CASE)
+    quick.build(reference)
+    words = ("verify", reference, "--key", quick.public)
+    result = quick.ember(*words, TMPDIR=str(tmp_path / "gone"))
+    assert result.exit_code == 1
+    assert str(tmp_path / "gone") in result.stderr
