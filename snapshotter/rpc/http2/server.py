@@ -7,7 +7,6 @@ they use. One thread does everything, the event loop's: a call wakes that one an
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Mapping, Sequence
@@ -28,8 +27,15 @@ Metadata = Sequence[tuple[str, str]]
 _HEADERS = frames.fields(((":status", "200"), ("content-type", "application/grpc")))
 _OK = frames.fields((("grpc-status", "0"),))
 _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_MOST_DIGITS: Final = 8
+"""Of a timeout, as gRPC has it."""
 _NOT_METADATA: Final = ("te", "content-type", "grpc-timeout", "grpc-accept-encoding")
 _BACKLOG: Final = 1024
+_MOST_CONNECTIONS: Final = 1024
+"""Clients have one or two; descriptors are for reads that wait."""
+_LARGE_BYTES: Final = 64 * 1024
+_MOST_HELD: Final = 4
+"""So many of the longest requests may be on their way at once; small ones always may."""
 
 
 class AbortError(Exception):
@@ -67,6 +73,7 @@ class Call(Stream):
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.has_answered = False
+        self.held_bytes = 0
 
 
 class LoopServer:
@@ -78,7 +85,14 @@ class LoopServer:
         self.handlers: dict[str, Any] = {}
         self.connections: set[ServerConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
+        self.held_bytes = 0
+        """Of requests that are not whole yet."""
         self._listening: asyncio.AbstractServer | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more of long requests is taken now."""
+        return self.held_bytes > _MOST_HELD * self.most_message_bytes
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         """Part of grpcio's registration; the same handlers come by name, too."""
@@ -125,6 +139,8 @@ class ServerConnection(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._server.connections.add(self)
         super().connection_made(transport)
+        if len(self._server.connections) > _MOST_CONNECTIONS:
+            self.fail(Fault.ENHANCE_YOUR_CALM, "there are too many connections")
 
     def say_goodbye(self) -> None:
         """No more calls are taken; the client makes them elsewhere."""
@@ -168,13 +184,14 @@ class ServerConnection(Connection):
         if call.handler is None:
             self._refuse(call, grpc.StatusCode.UNIMPLEMENTED, f"there is no method {path[:200]}")
         elif timeout:
-            with contextlib.suppress(ValueError, KeyError):
-                seconds = int(timeout[:-1]) * _UNITS[timeout[-1]]
+            number, unit = timeout[:-1], _UNITS.get(timeout[-1])
+            if unit and number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS:
                 loop = asyncio.get_running_loop()
-                call.timer = loop.call_later(min(seconds, 1e7), self._expired, call)
+                call.timer = loop.call_later(min(int(number) * unit, 1e7), self._expired, call)
 
     def on_data(self, stream: Stream, data: bytes, taken: int) -> None:
         assert isinstance(stream, Call)
+        self._hold(stream, len(data))
         try:
             stream.feed(data)
         except TooLongError as error:
@@ -187,6 +204,9 @@ class ServerConnection(Connection):
             if len(stream.messages) > 1:
                 text = "more than one request in a call"
                 self._refuse(stream, grpc.StatusCode.INVALID_ARGUMENT, text)
+            elif self._server.is_full and stream.held_bytes > _LARGE_BYTES:
+                text = "too many long requests at once; ask again"
+                self._refuse(stream, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
     def on_end(self, stream: Stream) -> None:
         assert isinstance(stream, Call)
@@ -195,10 +215,16 @@ class ServerConnection(Connection):
         if not stream.messages:
             self._refuse(stream, grpc.StatusCode.INVALID_ARGUMENT, "a call without a request")
             return
+        self._let_go(stream)
         task = asyncio.get_running_loop().create_task(self._run(stream, stream.messages.popleft()))
         stream.task = task
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
+
+    def forget(self, stream: Stream) -> None:
+        super().forget(stream)
+        assert isinstance(stream, Call)
+        self._let_go(stream)
 
     def on_reset(self, stream: Stream, fault: int) -> None:
         self._leave(stream)
@@ -211,6 +237,14 @@ class ServerConnection(Connection):
 
     def on_closed(self) -> None:
         self._server.connections.discard(self)
+
+    def _hold(self, call: Call, count: int) -> None:
+        call.held_bytes += count
+        self._server.held_bytes += count
+
+    def _let_go(self, call: Call) -> None:
+        self._server.held_bytes -= call.held_bytes
+        call.held_bytes = 0
 
     def _leave(self, stream: Stream) -> None:
         """The client waits no longer."""
@@ -236,9 +270,9 @@ class ServerConnection(Connection):
         except asyncio.CancelledError:
             self._refuse(call, grpc.StatusCode.CANCELLED, "the daemon is stopping")
             raise
-        except ConnectionError:
-            return  # the client has gone
         except Exception as error:
+            if isinstance(error, ConnectionError) and call.is_over:
+                return  # the client has gone
             log.exception("a call failed unexpectedly")
             self._refuse(call, grpc.StatusCode.UNKNOWN, f"Unexpected {type(error).__name__}")
         finally:

@@ -18,7 +18,7 @@ from snapshotter.rpc.http2.frames import Fault, Kind, Setting
 from snapshotter.rpc.http2.stream import framed
 from snapshotter.rpc.pb.ember.control.v1 import control_pb2 as pb
 from snapshotter.rpc.pb.ember.control.v1 import control_pb2_grpc
-from snapshotter.rpc.server import RpcServer
+from snapshotter.rpc.server import MAX_MESSAGE_BYTES, RpcServer
 
 STATUS = "/ember.control.v1.Control/Status"
 LIMIT_S = 20.0
@@ -53,7 +53,8 @@ class Service(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
             self.left.set()
 
     async def Remove(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise ValueError("a secret")
+        kind = ConnectionRefusedError if request.image == "refused" else ValueError
+        raise kind("a secret")
 
 
 class Raw:
@@ -65,10 +66,11 @@ class Raw:
     def send(self, *parts: bytes) -> None:
         self.writer.write(b"".join(parts))
 
-    def ask(self, stream: int, path: str = STATUS, *, end: bool = True) -> None:
-        block = frames.fields(
-            ((":method", "POST"), (":scheme", "http"), (":path", path), ("te", "trailers"))
-        )
+    def ask(
+        self, stream: int, path: str = STATUS, *, end: bool = True, timeout: str = "9S"
+    ) -> None:
+        head = ((":method", "POST"), (":scheme", "http"), (":path", path), ("te", "trailers"))
+        block = frames.fields((*head, ("grpc-timeout", timeout)))
         self.send(frames.headers(stream, block))
         flags = frames.END_STREAM if end else 0
         self.send(frames.frame(Kind.DATA, flags, stream, framed(b"")))
@@ -259,18 +261,51 @@ async def test_a_deadline_ends_a_call_on_the_server_too(path: Path, service: Ser
     await service.left.wait()
 
 
+@pytest.mark.parametrize("image", ["", "refused"])
 async def test_what_there_is_not_and_what_goes_wrong_have_codes(
-    path: Path, caplog: pytest.LogCaptureFixture
+    path: Path, caplog: pytest.LogCaptureFixture, image: str
 ) -> None:
     async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
         nothing = channel.unary_unary("/no.Service/Method", bytes, bytes)
         with pytest.raises(grpc.aio.AioRpcError, match=r"UNIMPLEMENTED[\s\S]*no method /no"):
             await nothing(b"")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await control_pb2_grpc.ControlStub(channel).Remove(pb.RemoveRequest())
+            await control_pb2_grpc.ControlStub(channel).Remove(
+                pb.RemoveRequest(image=image), timeout=10
+            )
     assert caught.value.code() is grpc.StatusCode.UNKNOWN
     assert "secret" not in str(caught.value.details())
     assert "a secret" in caplog.text
+
+
+@pytest.mark.parametrize("timeout", ["9" * 400 + "S", "-1S", "S", "12", "\xb2S", "99999999H"])
+async def test_a_deadline_that_is_none_is_not_kept(path: Path, timeout: str) -> None:
+    async with raw(path) as client:
+        client.ask(1, timeout=timeout)
+        assert (await client.next(Kind.DATA))[1] == 1
+
+
+async def test_long_requests_that_never_end_are_bounded_together(path: Path) -> None:
+    part = b"\0" + MAX_MESSAGE_BYTES.to_bytes(4, "big") + bytes(frames.MOST_FRAME_BYTES - 5)
+    async with raw(path) as client:
+        for stream in range(1, 13, 2):
+            block = frames.fields(((":method", "POST"), (":path", STATUS)))
+            client.send(frames.headers(stream, block))
+            for _ in range(MAX_MESSAGE_BYTES // len(part) - 1):
+                client.send(frames.frame(Kind.DATA, 0, stream, part))
+                await client.writer.drain()
+        flags, stream, _ = await client.next(Kind.HEADERS)
+        assert (stream, flags & frames.END_STREAM) == (9, frames.END_STREAM)
+        assert await status_of(path) == "{}"
+
+
+async def test_connections_are_bounded(path: Path) -> None:
+    open_ones = [await asyncio.open_unix_connection(path) for _ in range(1024)]
+    reader, writer = await asyncio.open_unix_connection(path)
+    assert await Raw(reader, writer).fault() == Fault.ENHANCE_YOUR_CALM
+    for _, each in [*open_ones, (reader, writer)]:
+        each.close()
+    assert await status_of(path) == "{}"
 
 
 async def test_a_call_without_or_with_two_requests_is_refused(path: Path) -> None:
