@@ -36,6 +36,8 @@ others."""
 REGISTRIES = 8
 LAYERS_AT_ONCE = 8
 REMEMBERED = 1024
+REASONS = 2
+"""So many reasons are told of why nothing that lies there is used."""
 FAILURE_SHARE = 0.1
 """A registry that failed is asked again sooner than one that said there is nothing."""
 LONGEST_S = 300.0
@@ -161,7 +163,8 @@ class Lookup:
     def _ended(self, key: Key, outcome: Outcome) -> Outcome:
         self._count(outcome.found.value)
         self.counts[outcome.found.value] += 1
-        log.info("indexes beside %s@%s: %s %s", *key, outcome.found.value, outcome.why)
+        how = f"{outcome.found.value}: {outcome.why}" if outcome.why else outcome.found.value
+        log.info("indexes beside %s@%s: %s", *key, how)
         self.last.pop(key[1], None)
         while len(self.last) >= REMEMBERED:
             self.last.popitem(last=False)
@@ -207,7 +210,7 @@ class Lookup:
                 faults.append(str(error))
             if not left:
                 return Outcome(Found.FOUND)
-        why = "; ".join(faults) or f"those there are do not cover {len(left)} of its layers"
+        why = _some(faults) or f"those there are do not cover {len(left)} of its layers"
         if len(left) < len(set(wanted)):
             return Outcome(Found.PARTLY, why)
         return Outcome(Found.REFUSED, why)
@@ -260,4 +263,12 @@ class Lookup:
         while len(self._complained) >= REMEMBERED:
             self._complained.popitem(last=False)
         self._complained[manifest, why] = None
-        log.warning("the index artifact %s is not used: %s", manifest, why)
+        what = "" if str(manifest) in why else f"index artifact {manifest}: "
+        log.warning("an index is not used: %s%s", what, why)
+
+
+def _some(faults: Sequence[str]) -> str:
+    """What an operator is told of many artifacts; the log has had each."""
+    left = len(faults) - REASONS
+    more = [f"{left} more, see the log"] if left > 0 else []
+    return "; ".join([*faults[:REASONS], *more])

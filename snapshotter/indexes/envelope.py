@@ -100,8 +100,8 @@ def signer(envelope: Envelope, keys: Mapping[str, Ed25519PublicKey], what: str) 
 
 
 def _shown(key_id: str) -> str:
-    """A key's id, which may be anybody's words."""
-    return key_id if _KEY_ID.fullmatch(key_id) else f"{key_id[:70]!r}"
+    """So much of a key's id as people compare; it may be anybody's words."""
+    return key_id[:16] if _KEY_ID.fullmatch(key_id) else f"{key_id[:70]!r}"
 
 
 def _bytes(text: str, what: str) -> bytes:

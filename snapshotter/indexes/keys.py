@@ -178,6 +178,8 @@ def _read(path: Path, *, secret: bool) -> bytes:
         if facts.st_uid not in (0, os.geteuid()):
             raise ConfigError(f"{what} belongs to user {facts.st_uid}, neither root nor you")
         if secret and facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            if b"PUBLIC KEY" in file.read(_FILE_LIMIT_BYTES):
+                raise ConfigError(f"{what} is a public key; sign with the file beside it")
             raise ConfigError(f"{what} can be read by others: chmod 600 it")
         if facts.st_mode & _WRITABLE:
             raise ConfigError(f"{what} can be changed by others: chmod go-w it")

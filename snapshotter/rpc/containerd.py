@@ -126,7 +126,7 @@ class Containerd:
         try:
             return {info.labels[label] async for reply in call for info in reply.info}
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, f"blobs of containerd in {namespace}") from None
+            raise error_from_rpc(error, f"blobs of containerd at {self.address}, {namespace}") from None
 
     async def read_blob(self, namespace: str, digest: Digest, limit_bytes: int) -> bytes:
         """A small blob (a manifest, a config) whole; refuses more than ``limit_bytes``."""
@@ -205,7 +205,7 @@ class Containerd:
                 timeout=self._timeout_s,
             )
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, f"images of containerd in {namespace}") from None
+            raise error_from_rpc(error, f"images of containerd at {self.address}, {namespace}") from None
         return [
             Record(namespace, image.name, image.target.digest, _CRI_LABEL in image.labels)
             for image in reply.images
@@ -229,7 +229,7 @@ class Containerd:
                 namespace_pb2.ListNamespacesRequest(), timeout=self._timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, "namespaces of containerd") from None
+            raise error_from_rpc(error, f"namespaces of containerd at {self.address}") from None
         return [namespace.name for namespace in reply.namespaces]
 
     async def containers(self, namespace: str, snapshotter: str) -> list[tuple[str, str]]:
@@ -241,5 +241,5 @@ class Containerd:
                 timeout=self._timeout_s,
             )
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, "containers of containerd") from None
+            raise error_from_rpc(error, f"containers of containerd at {self.address}") from None
         return [(c.id, c.image) for c in reply.containers if c.snapshotter == snapshotter]

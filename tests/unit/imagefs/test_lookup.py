@@ -82,6 +82,18 @@ async def test_what_nobody_trusted_signed_is_not_used_and_says_so_once(
     assert node.beside.streamed == []
 
 
+async def test_of_many_artifacts_some_are_told_and_the_log_has_each(
+    node: Looking, image: Elsewhere, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(5):
+        key = node.key(f"theirs {number}", trusted=False)
+        node.beside.offer(image.document.manifest, image.artifact(key))
+    outcome = await look(node, image)
+    assert outcome.why.count("no key that is trusted here") == 2
+    assert outcome.why.endswith("; 3 more, see the log")
+    assert caplog.text.count("an index is not used: index artifact") == 5
+
+
 async def test_a_signature_taken_from_another_image_is_refused(
     node: Looking, image: Elsewhere, tmp_path: Path
 ) -> None:

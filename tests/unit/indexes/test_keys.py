@@ -101,6 +101,12 @@ def test_a_private_key_that_others_may_read_is_refused(tmp_path: Path, mode: int
         load_signing_key(tmp_path / "k")
 
 
+def test_a_public_key_to_sign_with_is_called_so(tmp_path: Path) -> None:
+    write_key_pair(tmp_path / "k")
+    with pytest.raises(ConfigError, match="is a public key"):
+        load_signing_key(tmp_path / "k.pub")
+
+
 def _write(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     path.chmod(0o600)
