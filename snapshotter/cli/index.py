@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from snapshotter.cli.connection import fail
 from snapshotter.cli.options import (
     ConfigPath,
     Json,
@@ -28,6 +29,12 @@ app = typer.Typer(
 )
 
 Image = Annotated[str, typer.Argument(help="Reference, such as registry.example/app:1.2")]
+Several = Annotated[
+    str,
+    typer.Option(
+        "--platform", help="As os/architecture[/variant], or all [default: this machine's]"
+    ),
+]
 One = Annotated[
     str, typer.Option("--platform", help="As os/architecture[/variant] [default: this machine's]")
 ]
@@ -39,6 +46,11 @@ Keys = Annotated[
         " of /etc/ember/keys; may be repeated",
     ),
 ]
+
+
+def _check_platforms(text: str) -> None:
+    if text != "all":
+        check_platform(text)
 
 
 @app.command(name="build")
@@ -55,10 +67,7 @@ def build_command(
     namespace: Annotated[
         str, typer.Option("--namespace", "-n", help="containerd namespace of --source containerd")
     ] = "default",
-    platform: Annotated[
-        str,
-        typer.Option(help="As os/architecture[/variant], or all [default: this machine's]"),
-    ] = "",
+    platform: Several = "",
     output: Annotated[
         Path | None,
         typer.Option(help="Write the artifact to this directory, as an OCI layout, and push none"),
@@ -90,8 +99,7 @@ def build_command(
     """Index every layer of an image and push the indexes beside it, as one OCI artifact."""
     for name in (image, *(reuse or [])):
         check_reference(name)
-    if platform != "all":
-        check_platform(platform)
+    _check_platforms(platform)
     module = verb("index_build")
     module.run(
         read_config(config),
@@ -118,13 +126,15 @@ def show_command(
         str, typer.Argument(help="Reference, or the path of an .idx file or of an OCI layout")
     ],
     config: ConfigPath = None,
-    platform: One = "",
+    platform: Several = "",
     keys: Keys = None,
     json: Json = False,
 ) -> None:
     """Describe the index artifacts of an image, or an index on disk."""
-    check_platform(platform)
+    _check_platforms(platform)
     if not Path(image).exists():
+        if image.endswith(".idx") or image.startswith(("/", "./", "../")):
+            fail(f"{image}: there is no such file or directory")
         check_reference(image)
     verb("index_show").run(read_config(config), image, platform, tuple(keys or ()), json)
 
@@ -153,7 +163,7 @@ def pull_command(
 def verify_command(
     image: Image,
     config: ConfigPath = None,
-    platform: One = "",
+    platform: Several = "",
     keys: Keys = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every layer, index it anew, and compare")
@@ -162,7 +172,7 @@ def verify_command(
 ) -> None:
     """Check the index artifacts of an image: structure, signatures, and with --deep the truth."""
     check_reference(image)
-    check_platform(platform)
+    _check_platforms(platform)
     verb("index_verify").run(read_config(config), image, platform, tuple(keys or ()), deep, json)
 
 

@@ -19,11 +19,20 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 
-from snapshotter.cli.index_work import finish, platform_of, refused, registry, short, trusted
+from snapshotter.cli.index_work import (
+    ALL,
+    finish,
+    platform_of,
+    refused,
+    registry,
+    resolved,
+    short,
+    trusted,
+)
 from snapshotter.cli.screen import several, size
 from snapshotter.clock import SystemClock
 from snapshotter.config import Config
-from snapshotter.errors import ConfigError, EmberError, RefusedError
+from snapshotter.errors import ConfigError, EmberError, NotFoundError, RefusedError
 from snapshotter.indexes.build import (
     Builder,
     Built,
@@ -31,7 +40,6 @@ from snapshotter.indexes.build import (
     Shared,
     Step,
     default_parallel,
-    resolve_all,
 )
 from snapshotter.indexes.cache import IndexCache, default_directory
 from snapshotter.indexes.find import find
@@ -48,7 +56,7 @@ from snapshotter.indexes.publish import (
 from snapshotter.oci.pushing import Pusher
 from snapshotter.oci.reference import parse_reference
 from snapshotter.oci.registry import RegistryClient
-from snapshotter.oci.resolver import ResolvedImage, resolve_image
+from snapshotter.oci.resolver import ResolvedImage
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.content_source import ContentSource
 
@@ -187,10 +195,7 @@ async def _source(
 
 
 async def _resolved(source: LayerSource, order: Order) -> list[ResolvedImage]:
-    reference = parse_reference(order.image)
-    if order.platform == "all":
-        return await resolve_all(source, reference)
-    return [await resolve_image(source, reference, platform_of(order.platform))]
+    return await resolved(source, parse_reference(order.image), order.platform)
 
 
 async def _shared(
@@ -202,8 +207,9 @@ async def _shared(
     pinned = [image.reference.with_digest(image.manifest_digest) for image in images]
     for name in order.reuse:
         other = parse_reference(name)
-        resolved = await client.resolve(other, platform_of(_single(order.platform)))
-        pinned.append(other.with_digest(resolved.manifest_digest))
+        single = "" if order.platform == ALL else order.platform
+        one = await client.resolve(other, platform_of(single))
+        pinned.append(other.with_digest(one.manifest_digest))
     found = []
     for number, image in enumerate(pinned):
         try:
@@ -220,10 +226,6 @@ async def _shared(
     return found
 
 
-def _single(platform: str) -> str:
-    return "" if platform == "all" else platform
-
-
 async def _one(
     client: RegistryClient,
     image: ResolvedImage,
@@ -237,6 +239,7 @@ async def _one(
     if order.output is not None:
         targets.append(LayoutTarget(order.output))
     if order.push:
+        await _tell_if_absent(client, image)
         pusher = Pusher(client.asker, image.reference, SystemClock())
         targets.append(RegistryTarget(pusher, subject))
     for target in targets:
@@ -245,6 +248,18 @@ async def _one(
         except EmberError as error:
             raise refused(error) from error
     return Row(image, tuple(built), published, order.push, order.output)
+
+
+async def _tell_if_absent(client: RegistryClient, image: ResolvedImage) -> None:
+    """An image that was built from elsewhere may be another one than its repository has."""
+    try:
+        await client.manifest(image.reference.with_digest(image.manifest_digest))
+    except NotFoundError:
+        typer.echo(
+            f"ember: {image.reference.name} does not have image {image.manifest_digest}: no node "
+            "finds its indexes before it is pushed there",
+            err=True,
+        )
 
 
 class _Bars(contextlib.AbstractContextManager["_Bars"]):

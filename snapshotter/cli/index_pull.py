@@ -37,7 +37,8 @@ def run(
     found, paths = finish(_pull(config, image, platform, output, keys, unsigned))
     if as_json:
         document = {
-            "image": str(found.artifact.image.digest),
+            "image": image,
+            "manifest": str(found.artifact.image.digest),
             "platform": str(found.artifact.platform),
             "artifact": str(found.digest),
             "trusted_key": found.key_id,

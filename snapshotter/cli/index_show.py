@@ -11,12 +11,13 @@ from typing import Any
 
 import typer
 
-from snapshotter.cli.index_work import finish, platform_of, registry, short, trusted
+from snapshotter.cli.index_work import finish, registry, resolved, short, trusted
 from snapshotter.cli.screen import console, several, size, table
 from snapshotter.config import Config
 from snapshotter.image.index import LayerIndex
-from snapshotter.indexes.artifact import ARTIFACT_TYPE, IndexArtifact, parse_artifact
-from snapshotter.indexes.find import find
+from snapshotter.indexes.artifact import ARTIFACT_TYPE, parse_artifact
+from snapshotter.indexes.find import Found, find, weigh
+from snapshotter.indexes.keys import Keyring
 from snapshotter.indexes.layouts import Directory, LayoutSource
 from snapshotter.oci.reference import parse_reference
 
@@ -30,7 +31,7 @@ def run(config: Config, image: str, platform: str, keys: tuple[Path, ...], as_js
         _show_file(path, as_json)
         return
     if path.is_dir():
-        rows = finish(_in_layout(path))
+        rows = finish(_in_layout(path, trusted(config, keys)))
     else:
         rows = finish(_of_image(config, image, platform, keys))
     if as_json:
@@ -47,38 +48,34 @@ async def _of_image(
 ) -> list[dict[str, Any]]:
     ring = trusted(config, keys)
     reference = parse_reference(image)
+    rows: list[dict[str, Any]] = []
     async with registry(config) as client:
-        resolved = await client.resolve(reference, platform_of(platform))
-        pinned = reference.with_digest(resolved.manifest_digest)
-        findings = await find(client, pinned, ring, every=True)
-    rows = [
-        {
-            **document_of(found.artifact),
-            "artifact": str(found.digest),
-            "trusted_key": found.key_id,
-            "key_name": ring.names.get(found.key_id or "", ""),
-            "why_not_trusted": found.refusal,
-        }
-        for found in findings.found
-    ]
-    return rows + [{"refused": reason} for reason in findings.refused]
+        for one in await resolved(client, reference, platform):
+            pinned = reference.with_digest(one.manifest_digest)
+            findings = await find(client, pinned, ring, every=True)
+            rows += [document_of(found, ring) for found in findings.found]
+            rows += [{"refused": reason} for reason in findings.refused]
+    return rows
 
 
-async def _in_layout(path: Path) -> list[dict[str, Any]]:
+async def _in_layout(path: Path, ring: Keyring) -> list[dict[str, Any]]:
     """The index artifacts that an OCI layout lists."""
     source = LayoutSource(Directory(path))
     rows = []
     for entry in await source.entries():
         if entry.artifact_type == ARTIFACT_TYPE:
-            data = await source.blob_of(entry)
-            artifact = parse_artifact(data, f"{path}: {entry.digest}")
-            rows.append({**document_of(artifact), "artifact": str(entry.digest)})
+            what = f"{path}: {entry.digest}"
+            artifact = parse_artifact(await source.blob_of(entry), what)
+            found = await weigh(source, artifact, entry.digest, "", ring, what)
+            rows.append(document_of(found, ring))
     return rows
 
 
-def document_of(artifact: IndexArtifact) -> dict[str, Any]:
+def document_of(found: Found, ring: Keyring) -> dict[str, Any]:
     """An artifact for scripts."""
+    artifact = found.artifact
     return {
+        "artifact": str(found.digest),
         "image": str(artifact.image.digest),
         "platform": str(artifact.platform),
         "signed": artifact.envelope is not None,
@@ -93,16 +90,18 @@ def document_of(artifact: IndexArtifact) -> dict[str, Any]:
             }
             for layer in artifact.layers
         ],
+        "trusted_key": found.key_id,
+        "key_name": ring.names.get(found.key_id or "", ""),
+        "why_not_trusted": found.refusal,
     }
 
 
 def trust_of(row: dict[str, Any]) -> str:
     """In a few words, who stands for an artifact."""
-    if row.get("trusted_key"):
-        return f"signed by {short(row['trusted_key'])} {row.get('key_name', '')}".strip()
-    if row.get("why_not_trusted"):
-        return f"not trusted: {row['why_not_trusted']}"
-    return "signed" if row.get("signed") else "not signed"
+    if row["trusted_key"]:
+        return f"signed by {short(row['trusted_key'])} {row['key_name']}".strip()
+    why: str = row["why_not_trusted"]
+    return f"not trusted: {why.partition(row['artifact'] + ': ')[2] or why}"
 
 
 def _print(row: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import typer
 
 from snapshotter.cli.connection import fail
 from snapshotter.cli.index_show import document_of, trust_of
-from snapshotter.cli.index_work import finish, platform_of, registry, trusted
+from snapshotter.cli.index_work import finish, registry, resolved, trusted
 from snapshotter.cli.screen import several
 from snapshotter.clock import SystemClock
 from snapshotter.config import Config
@@ -28,6 +29,7 @@ from snapshotter.indexes.cache import IndexCache, check_windows
 from snapshotter.indexes.compare import differences
 from snapshotter.indexes.fetched import fetch_into
 from snapshotter.indexes.find import Findings, Found, find
+from snapshotter.indexes.keys import Keyring
 from snapshotter.oci.reference import parse_reference
 from snapshotter.oci.registry import RegistryClient
 from snapshotter.oci.resolver import ResolvedImage
@@ -42,21 +44,31 @@ def run(
     as_json: bool,
 ) -> None:
     """Verify; the command fails if nothing may be trusted, or something trusted is wrong."""
-    rows = finish(_verify(config, image, platform, keys, deep))
-    signed = [row for row in rows if row.get("trusted_key")]
-    wrong = [fault for row in signed for fault in row["faults"]]
+    images = finish(_verify(config, image, platform, keys, deep))
+    rows = [row for one in images for row in one.rows]
+    wrong = [fault for row in rows if row.get("trusted_key") for fault in row["faults"]]
+    without = [one for one in images if not any(row.get("trusted_key") for row in one.rows)]
     if as_json:
-        ok = bool(signed) and not wrong
+        ok = not wrong and not without
         typer.echo(json.dumps({"image": image, "ok": ok, "artifacts": rows}, indent=2))
     else:
         for row in rows:
             typer.echo(_sentence(row, deep))
     if wrong:
         fail(f"{image}: a signed index artifact is wrong: {wrong[0]}")
-    if not rows:
-        fail(f"{image} has no index artifact; `ember index build` makes one")
-    if not signed:
-        fail(f"{image}: no index artifact is signed by a trusted key")
+    if without:
+        name = image if len(images) == 1 else f"{image} for {without[0].platform}"
+        if without[0].rows:
+            fail(f"{name}: no index artifact is signed by a trusted key")
+        fail(f"{name} has no index artifact; `ember index build` makes one")
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """One platform's image, with what was found of each artifact."""
+
+    platform: str
+    rows: list[dict[str, Any]]
 
 
 def _sentence(row: dict[str, Any], deep: bool) -> str:
@@ -69,35 +81,31 @@ def _sentence(row: dict[str, Any], deep: bool) -> str:
 
 async def _verify(
     config: Config, image: str, platform: str, keys: tuple[Path, ...], deep: bool
-) -> list[dict[str, Any]]:
+) -> list[Verified]:
     ring = trusted(config, keys)
     reference = parse_reference(image)
     async with registry(config) as client:
-        resolved = await client.resolve(reference, platform_of(platform))
-        pinned = reference.with_digest(resolved.manifest_digest)
-        findings: Findings = await find(client, pinned, ring, every=True)
-        folder = Path(tempfile.mkdtemp(prefix="ember-verify-", dir=os.environ.get("TMPDIR")))
-        try:
-            derived = await _derived(client, resolved, folder / "derived") if deep else None
-            rows = []
-            for number, found in enumerate(findings.found):
-                place = folder / str(number)
-                place.mkdir()
-                faults = await _faults(client, found, resolved, place, derived)
-                rows.append(
-                    {
-                        **document_of(found.artifact),
-                        "artifact": str(found.digest),
-                        "trusted_key": found.key_id,
-                        "key_name": ring.names.get(found.key_id or "", ""),
-                        "why_not_trusted": found.refusal,
-                        "faults": faults,
-                    }
-                )
-                shutil.rmtree(place, ignore_errors=True)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    return rows + [{"refused": reason, "faults": [reason]} for reason in findings.refused]
+        images = await resolved(client, reference, platform)
+        return [await _one(client, one, ring, deep) for one in images]
+
+
+async def _one(client: RegistryClient, image: ResolvedImage, ring: Keyring, deep: bool) -> Verified:
+    pinned = image.reference.with_digest(image.manifest_digest)
+    findings: Findings = await find(client, pinned, ring, every=True)
+    folder = Path(tempfile.mkdtemp(prefix="ember-verify-", dir=os.environ.get("TMPDIR")))
+    try:
+        derived = await _derived(client, image, folder / "derived") if deep else None
+        rows: list[dict[str, Any]] = []
+        for number, found in enumerate(findings.found):
+            place = folder / str(number)
+            place.mkdir()
+            faults = await _faults(client, found, image, place, derived)
+            rows.append({**document_of(found, ring), "faults": faults})
+            shutil.rmtree(place, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    rows += [{"refused": reason, "faults": [reason]} for reason in findings.refused]
+    return Verified(str(image.platform), rows)
 
 
 async def _derived(

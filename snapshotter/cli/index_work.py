@@ -23,13 +23,18 @@ from snapshotter.clock import SystemClock
 from snapshotter.config import Config
 from snapshotter.daemon.opening import registry_settings
 from snapshotter.errors import ConfigError, EmberError, InvalidArgumentError, UnauthorizedError
+from snapshotter.indexes.build import LayerSource, resolve_all
 from snapshotter.indexes.keys import PUBLIC_SUFFIX, Keyring, TrustedKeys, load_keyring
 from snapshotter.oci.assembly import open_registry
 from snapshotter.oci.platform import Platform, host_platform
+from snapshotter.oci.reference import Reference
 from snapshotter.oci.registry import RegistryClient
+from snapshotter.oci.resolver import ResolvedImage, resolve_image
 
 T = TypeVar("T")
 
+ALL = "all"
+"""Instead of a platform: every one that the image is offered for."""
 _TERMINATED = 128 + signal.SIGTERM
 
 
@@ -112,6 +117,13 @@ def trusted(config: Config, given: Sequence[Path]) -> Keyring:
 def platform_of(text: str) -> Platform:
     """The platform that was asked for; empty is this machine's, for Linux."""
     return Platform.parse(text) if text else host_platform()
+
+
+async def resolved(source: LayerSource, image: Reference, platform: str) -> list[ResolvedImage]:
+    """The image for the platform that was asked for, or (``all``) for each there is."""
+    if platform == ALL:
+        return await resolve_all(source, image)
+    return [await resolve_image(source, image, platform_of(platform))]
 
 
 def refused(error: EmberError) -> EmberError:

@@ -28,16 +28,20 @@ CANDIDATE_LIMIT = 8
 """So many artifacts of an image are looked at; a builder adds none that is there already."""
 
 
-class Source(Protocol):
-    """What finding needs of a registry client; documents are held to digest and length."""
+class Documents(Protocol):
+    """Small blobs, held to digest and length."""
+
+    async def document(self, blob: BlobRef) -> bytes: ...
+
+
+class Source(Documents, Protocol):
+    """What finding needs of a registry client; manifests are held to digest and length too."""
 
     async def referrers(self, image: Reference, artifact_type: str) -> list[Descriptor]: ...
 
     async def manifest(
         self, reference: Reference, size_bytes: int | None = None
     ) -> FetchedManifest: ...
-
-    async def document(self, blob: BlobRef) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +123,28 @@ async def load(
     pinned = Reference(image.registry, image.repository, None, digest)
     fetched = await source.manifest(pinned, size_bytes)
     artifact = parse_artifact(fetched.data, what, image=image.digest)
+    return await weigh(source, artifact, digest, image.name, trusted, what)
+
+
+async def weigh(
+    source: Documents,
+    artifact: IndexArtifact,
+    digest: Digest,
+    repository: str,
+    trusted: Keyring,
+    what: str,
+) -> Found:
+    """Who signed an artifact that was read, if that one is trusted."""
     key_id, refusal = None, ""
     try:
-        envelope = await _envelope(source, image.name, artifact)
+        envelope = await _envelope(source, repository, artifact)
         key_id = check_signature(artifact, envelope, trusted, what)
     except (RefusedError, CorruptError, NotFoundError) as error:
         refusal = str(error)
-    return Found(artifact, digest, image.name, key_id, refusal)
+    return Found(artifact, digest, repository, key_id, refusal)
 
 
-async def _envelope(source: Source, repository: str, artifact: IndexArtifact) -> bytes | None:
+async def _envelope(source: Documents, repository: str, artifact: IndexArtifact) -> bytes | None:
     if artifact.envelope is None:
         return None
     content = artifact.envelope

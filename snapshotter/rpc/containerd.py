@@ -126,7 +126,9 @@ class Containerd:
         try:
             return {info.labels[label] async for reply in call for info in reply.info}
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, f"blobs of containerd at {self.address}, {namespace}") from None
+            raise error_from_rpc(
+                error, f"blobs of containerd at {self.address}, {namespace}"
+            ) from None
 
     async def read_blob(self, namespace: str, digest: Digest, limit_bytes: int) -> bytes:
         """A small blob (a manifest, a config) whole; refuses more than ``limit_bytes``."""
@@ -205,7 +207,9 @@ class Containerd:
                 timeout=self._timeout_s,
             )
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, f"images of containerd at {self.address}, {namespace}") from None
+            raise error_from_rpc(
+                error, f"images of containerd at {self.address}, {namespace}"
+            ) from None
         return [
             Record(namespace, image.name, image.target.digest, _CRI_LABEL in image.labels)
             for image in reply.images

@@ -156,6 +156,29 @@ def test_every_platform_gets_its_own_and_shares_layers(quick: Ci) -> None:
     for platform in ("linux/amd64", "linux/arm64"):
         words = ["verify", reference, "--platform", platform, "--key", quick.public]
         assert quick.told(*words)["ok"]
+    for verb in ("show", "verify"):
+        words = [verb, reference, "--platform", "all", "--key", quick.public]
+        found = quick.told(*words)["artifacts"]
+        assert [one["platform"] for one in found] == ["linux/amd64", "linux/arm64"]
+
+
+def test_an_image_that_is_verified_for_all_platforms_needs_indexes_for_each(quick: Ci) -> None:
+    reference = offered(quick.registry, _two_platforms())
+    quick.build(reference, "--platform", "linux/amd64")
+    result = quick.ember("verify", reference, "--platform", "all", "--key", quick.public)
+    assert result.exit_code == 1
+    assert f"{reference} for linux/arm64 has no index artifact" in result.stderr
+
+
+def test_an_image_from_elsewhere_that_its_repository_lacks_is_told_of(quick: Ci) -> None:
+    reference = offered(quick.registry, OTHER)
+    _layout(quick.home / "layout", CASE)
+    words = ["build", reference, "--source", f"oci:{quick.home / 'layout'}", "--push"]
+    result = quick.ember(*words)
+    assert result.exit_code == 0
+    assert f"does not have image {digest(CASE.documents[-1])}" in result.stderr
+    result = quick.ember("build", reference)
+    assert "does not have" not in result.stderr
 
 
 def _layout(directory: Path, case: ImageCase) -> None:
@@ -189,8 +212,11 @@ def test_an_image_on_disk_is_indexed_without_its_registry(quick: Ci, source: str
     out = quick.home / "out"
     row = quick.build(name, "--source", ":".join(words), "--output", str(out))
     assert not row["pushed"]
-    (shown,) = quick.told("show", str(out))["artifacts"]
+    (shown,) = quick.told("show", str(out), "--key", quick.public)["artifacts"]
     assert (shown["artifact"], shown["signed"]) == (row["artifact"], True)
+    assert [shown["trusted_key"]] == row["signed_by"]
+    (shown,) = quick.told("show", str(out))["artifacts"]
+    assert "no key that is trusted here" in shown["why_not_trusted"]
     listed = json.loads((out / "index.json").read_text())["manifests"]
     assert [entry["artifactType"] for entry in listed] == [ARTIFACT_TYPE]
 

@@ -43,6 +43,13 @@ def test_reuse_takes_nothing_from_strangers(quick: Ci) -> None:
     assert "no index artifact that a trusted key signed" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["a.idx", "./a", "../a", "/tmp/no/such"])
+def test_a_path_that_is_not_there_is_asked_of_no_registry(quick: Ci, name: str) -> None:
+    result = quick.ember("show", name)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"{name}: there is no such file" in result.stderr
+
+
 def test_an_unsigned_artifact_is_named_and_not_trusted(quick: Ci) -> None:
     reference = offered(quick.registry, CASE)
     quick.told("build", reference)

@@ -90,7 +90,9 @@ def test_packing_again_needs_no_new_signature() -> None:
 
 
 def test_an_unknown_key_is_refused_and_named() -> None:
-    with pytest.raises(RefusedError, match=f"no key that is trusted here, but by {THEIRS.key_id[:16]}$"):
+    with pytest.raises(
+        RefusedError, match=f"no key that is trusted here, but by {THEIRS.key_id[:16]}$"
+    ):
         check_signature(artifact(), sign(artifact(), [THEIRS]), RING, "it")
 
 
