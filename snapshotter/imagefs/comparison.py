@@ -182,7 +182,11 @@ class Comparison:
         await self._condemn(index, provenance, verdict)
 
     async def _condemn(self, index: LayerIndex, provenance: Provenance, verdict: Verdict) -> None:
-        """Say it, see to it that nobody new comes to it, and put what is right in its place."""
+        """Say it, see to it that nobody new comes to it, and put what is right in its place.
+
+        The index goes after the mounts that show it are set aside: whoever is killed in between
+        finds it again, and condemns it again.
+        """
         means, blob, view = self._means, index.layer, index.diff_id
         repository = next(iter(provenance.repositories), "")
         log.critical(
@@ -198,13 +202,14 @@ class Comparison:
         wrong = Wrong(blob, provenance.artifact, repository, verdict.fault)
         await means.verdicts.condemn(wrong, means.clock.wall_ns())
         await means.blame(blob, view, f"an index of it from elsewhere was wrong: {verdict.fault}")
+        await asyncio.to_thread(means.mounts.mark_suspect, self._stand_on(blob))
         origin = next(iter(means.catalog.origins(blob)), None)
         job = None
         if verdict.bytes_right and origin is not None:
             job = means.ingest.start_index(origin, view)  # who wants to mount it waits for that
-        means.shelf.drop(blob, with_note=verdict.bytes_right)
         means.mounts.metadata.drop(blob.hex)
-        await asyncio.to_thread(means.mounts.mark_suspect, self._stand_on(blob))
+        means.shelf.drop(blob, with_note=verdict.bytes_right)
+        await asyncio.to_thread(means.mounts.mark_suspect, self._stand_on(blob))  # come meanwhile
         if job is not None:
             await means.ingest.wait(job, REBUILD_S)
         elif not verdict.bytes_right:

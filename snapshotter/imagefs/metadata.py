@@ -102,9 +102,21 @@ class MetadataImages:
 
     def _write(self, key: str, image: memoryview) -> MetadataImage:
         path = self.path(key)
-        if not path.exists():
+        if not _holds(path, image):  # nor may it be what another index said of the layer
             write_whole(path, image, synced=True)
         return MetadataImage(key, path)
+
+
+def _holds(path: Path, image: memoryview) -> bool:
+    """Whether the file is this very image."""
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != len(image):
+                return False
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as there:
+                return blake3(there).digest() == blake3(image).digest()
+    except FileNotFoundError:
+        return False
 
 
 def _used(path: Path) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from snapshotter.content import Digest
+from snapshotter.image.erofs_reader import ErofsReader
+from snapshotter.image.erofs_writer import write_erofs
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.indexer import LayerIndexer
+from snapshotter.image.scan import device_tag
 from snapshotter.imagefs.metadata import CHAINS_KEPT, MetadataImages
 from snapshotter.snapshots.lazy import StackEntry
 from tests.cases.tars import directory, file, layer
@@ -39,6 +43,27 @@ def test_a_layer_that_needs_its_chain_gets_an_image_of_it(tmp_path: Path, algori
     assert made.path.exists()
     assert made.key.startswith(index.layer.hex)
     assert images.of(index, [(entry, "")]) == made
+
+
+def test_the_image_that_another_index_of_the_layer_gave_is_made_anew(tmp_path: Path) -> None:
+    """A stranger's index was found wrong, and a kill came before its image was removed."""
+    index = index_of(BELOW, tmp_path, "sha256")
+    images = MetadataImages(tmp_path)
+    path = images.path(index.layer.hex)
+    for other in (with_mode(index), b"", index.erofs[:-1]):
+        path.write_bytes(other)
+        assert images.of(index, []).path == path
+        assert path.read_bytes() == index.erofs
+    before = path.stat().st_ino
+    images.of(index, [])
+    assert path.stat().st_ino == before
+
+
+def with_mode(index: LayerIndex) -> bytes:
+    tree = ErofsReader(index.erofs).tree()
+    tree.root.children[b"opt"].mode |= stat.S_ISUID
+    tag = device_tag(index.diff_id)
+    return bytes(write_erofs(tree, device_bytes=index.view_bytes, device_tag=tag))
 
 
 def test_only_the_chains_used_last_are_remembered(tmp_path: Path) -> None:
