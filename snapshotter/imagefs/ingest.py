@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
-from snapshotter.chunks.offload import offload, over
+from snapshotter.chunks.offload import offload
 from snapshotter.chunks.space import is_full
 from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Digest
@@ -26,6 +26,7 @@ from snapshotter.errors import (
     UnavailableError,
     restated,
 )
+from snapshotter.image.feeding import feed
 from snapshotter.image.indexer import LayerIndexer
 from snapshotter.imagefs.ingest_job import Job, Staging, Streams
 from snapshotter.imagefs.quiet import Quiet
@@ -33,7 +34,6 @@ from snapshotter.imagefs.rates import Rates
 
 log = logging.getLogger(__name__)
 
-BLOCK_BYTES = 1024 * 1024
 FINISHED_JOBS = 4096
 RETRY_WAITS_S = (0.5, 2.0, 8.0)
 PATIENCE_S = 60.0
@@ -277,7 +277,8 @@ class Ingest:
             directory=self._directory,
         )
         try:
-            await self._feed(job, indexer, source, came)
+            async with contextlib.aclosing(self._parts(job, source, came)) as parts:
+                await feed(indexer, parts, self._executor, job.taken)
             index = await offload(self._executor, indexer.finish)
             self.on_indexed(job.blob.digest)
             if staging is not None:
@@ -289,40 +290,16 @@ class Ingest:
             await offload(self._executor, indexer.close)
             raise
 
-    async def _feed(
-        self,
-        job: Job,
-        indexer: LayerIndexer,
-        source: Source,
-        came: Callable[[int], None],
-    ) -> None:
-        """Hand blocks to the indexer in a worker thread while the next one is being received."""
-        feeding: asyncio.Task[None] | None = None
-        block = bytearray()
-        try:
-            async for part in source(job.blob):
-                came(len(part))
-                job.begun = True
-                if job.quiet is not None:
-                    job.quiet.came()
-                block += part
-                if len(block) < BLOCK_BYTES:
-                    continue
-                if feeding is not None:
-                    await feeding
-                job.done_bytes += len(block)
-                work = offload(self._executor, indexer.feed, bytes(block))
-                feeding = asyncio.create_task(work)
-                block = bytearray()
-            if feeding is not None:
-                await feeding
-            feeding = None
-            job.done_bytes += len(block)
-            await offload(self._executor, indexer.feed, bytes(block))
-        finally:
-            if feeding is not None:
-                await over(feeding)
-                feeding = None  # its error, if there is one, has come through this frame
+    async def _parts(
+        self, job: Job, source: Source, came: Callable[[int], None]
+    ) -> AsyncGenerator[bytes, None]:
+        """What comes, noted as it does."""
+        async for part in source(job.blob):
+            came(len(part))
+            job.begun = True
+            if job.quiet is not None:
+                job.quiet.came()
+            yield part
 
     def _note_streamed(self, job: Job) -> None:
         while len(self._streamed) >= FINISHED_JOBS:

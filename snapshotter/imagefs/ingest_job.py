@@ -62,6 +62,10 @@ class Job:
     task: asyncio.Task[None] | None = None
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def taken(self, length_bytes: int) -> None:
+        """So many bytes more are with the indexer."""
+        self.done_bytes += length_bytes
+
     @property
     def percent(self) -> int:
         """Share of the compressed bytes that has been indexed."""

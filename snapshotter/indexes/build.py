@@ -7,18 +7,18 @@ build that ends early, for whatever reason, leaves whole indexes or none.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from snapshotter.chunks.offload import offload, over
+from snapshotter.chunks.offload import offload
 from snapshotter.content import BlobRef
 from snapshotter.errors import EmberError, NoSpaceError, RefusedError
+from snapshotter.image.feeding import feed
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.indexer import LayerIndexer
 from snapshotter.indexes.cache import IndexCache
@@ -36,10 +36,6 @@ from snapshotter.oci.resolver import (
     ResolvedImage,
     resolve_image,
 )
-
-T = TypeVar("T")
-
-_BLOCK_BYTES = 1024 * 1024
 
 
 class LayerSource(Protocol):
@@ -124,7 +120,7 @@ class Builder:
 
     async def _one(self, image: ResolvedImage, layer: LayerDescriptor) -> Built:
         async with self._cache.alone(layer.digest):
-            index = await self._run(lambda: self._cache.find(layer.digest, layer.diff_id))
+            index = await offload(self._executor, self._cache.find, layer.digest, layer.diff_id)
             how, repository = "cached", ""
             if index is None:
                 index, repository = await self._from_shared(layer)
@@ -149,7 +145,7 @@ class Builder:
             except EmberError as error:  # wrong, gone or out of reach: the layer itself will do
                 self._told(Step(layer, "shared", note=str(error)))
                 continue
-            index = await self._run(lambda: self._cache.find(layer.digest, layer.diff_id))
+            index = await offload(self._executor, self._cache.find, layer.digest, layer.diff_id)
             if index is not None:
                 return index, shared.found.repository
         return None, ""
@@ -163,43 +159,19 @@ class Builder:
             sink=None,
             directory=self._cache.directory,
         )
-        try:
-            await self._feed(indexer, blob, layer)
-            return await self._run(indexer.finish)
-        finally:
-            await self._run(indexer.close)
-
-    async def _feed(self, indexer: LayerIndexer, blob: BlobRef, layer: LayerDescriptor) -> None:
-        """One block is indexed while the next one comes."""
-        feeding: asyncio.Task[None] | None = None
-        block = bytearray()
         done = 0
+
+        def taken(length_bytes: int) -> None:
+            nonlocal done
+            done += length_bytes
+            self._told(Step(layer, "reading", done))
+
         try:
             async with contextlib.aclosing(self._source.stream(blob)) as parts:
-                async for part in parts:
-                    block += part
-                    if len(block) < _BLOCK_BYTES:
-                        continue
-                    if feeding is not None:
-                        await feeding
-                    done += len(block)
-                    feeding = asyncio.create_task(self._run(_feeding(indexer, bytes(block))))
-                    block = bytearray()
-                    self._told(Step(layer, "reading", done))
+                await feed(indexer, parts, self._executor, taken)
+            return await offload(self._executor, indexer.finish)
         finally:
-            if feeding is not None:
-                await over(feeding)
-        if feeding is not None:
-            feeding.result()
-        await self._run(_feeding(indexer, bytes(block)))
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        """Also a cancelled build goes on only when its thread is done: none writes behind it."""
-        return await offload(self._executor, work)
-
-
-def _feeding(indexer: LayerIndexer, block: bytes) -> Callable[[], None]:
-    return lambda: indexer.feed(block)
+            await offload(self._executor, indexer.close)
 
 
 def default_parallel() -> int:
