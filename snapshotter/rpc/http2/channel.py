@@ -128,8 +128,11 @@ class Call:
         return self._one().__await__()
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        while (message := await self.read()) is not EOF:
-            yield message
+        try:
+            while (message := await self.read()) is not EOF:
+                yield message
+        finally:  # who reads no further wants no more of it
+            self.cancel()
 
     async def read(self) -> Any:
         """The next message, or EOF after the last; AioRpcError where the call has failed."""

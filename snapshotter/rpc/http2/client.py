@@ -159,6 +159,16 @@ class ClientConnection(Connection):
         for stream in [one for one in self.streams.values() if one.number > last]:
             self.forget(stream)
             self.on_lost(stream, "the service is stopping")
+        self._close_if_left()
+
+    def forget(self, stream: Stream) -> None:
+        super().forget(stream)
+        self._close_if_left()
+
+    def _close_if_left(self) -> None:
+        """The last call of a connection that takes no more has ended: nobody else would close."""
+        if self._is_leaving and not self.streams:
+            self.close()
 
     def on_fault(self, what: str) -> None:
         for stream in list(self.streams.values()):

@@ -147,14 +147,14 @@ class Connection(asyncio.Protocol):
     def fail(self, fault: Fault, what: str) -> None:
         """End the connection and say why."""
         self.write(frames.goaway(self.last_stream, fault))
-        held, self._held = self._held, None
-        if self._transport is not None:
-            self._transport.write(b"".join(held or ()))
-            self._transport.close()
+        self.close()
         self.on_fault(what)
 
     def close(self) -> None:
         """End the connection once everything is sent."""
+        held, self._held = self._held, None
+        if held:
+            self.write(b"".join(held))
         if self._transport is not None:
             self._transport.close()
 
@@ -206,6 +206,8 @@ class Connection(asyncio.Protocol):
             case Kind.SETTINGS:
                 self._take_settings(flags, payload)
             case Kind.PING:
+                if len(payload) != frames.PING_BYTES:
+                    raise WireError(Fault.FRAME_SIZE_ERROR, f"a PING of {len(payload)} bytes")
                 if not flags & frames.ACK:
                     self.write(frames.frame(Kind.PING, frames.ACK, 0, payload))
             case Kind.RST_STREAM:
@@ -221,7 +223,7 @@ class Connection(asyncio.Protocol):
 
     def _take_data(self, flags: int, number: int, payload: bytes) -> None:
         self._unread += len(payload)
-        if self._unread >= CONNECTION_WINDOW // 4:
+        if self._unread >= CONNECTION_WINDOW // 4:  # what a stream keeps its own window bounds
             self.write(frames.window_update(0, self._unread))
             self._unread = 0
         stream = self.streams.get(number)
@@ -229,6 +231,8 @@ class Connection(asyncio.Protocol):
             if number == 0 or (number > self.last_stream and not self._is_client):
                 raise WireError(Fault.PROTOCOL_ERROR, "data of a stream that was not begun")
             return
+        if not stream.came(len(payload)):
+            raise WireError(Fault.FLOW_CONTROL_ERROR, "more data than a stream's window")
         self.on_data(stream, frames.unpadded(payload, flags), len(payload))
         if flags & frames.END_STREAM and not stream.is_over:
             self.on_end(stream)
@@ -249,8 +253,7 @@ class Connection(asyncio.Protocol):
         known = self._blocks.get(block)
         if known is not None:
             return known
-        entries = self._decoder.header_table.dynamic_entries
-        before = (entries[0] if entries else None, len(entries))
+        before = self._table()
         try:
             decoded = self._decoder.decode(block, raw=True)
         except hpack.HPACKError as error:
@@ -259,8 +262,8 @@ class Connection(asyncio.Protocol):
             (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
             for name, value in decoded
         )
-        newest = entries[0] if entries else None
-        if newest is not before[0] or len(entries) != before[1]:
+        after = self._table()
+        if after[:2] != before[:2] or after[2] is not before[2]:
             self._blocks.clear()
         elif len(block) <= _LONGEST_KNOWN:
             if len(self._blocks) >= _KNOWN_BLOCKS:
@@ -268,14 +271,26 @@ class Connection(asyncio.Protocol):
             self._blocks[block] = found
         return found
 
+    def _table(self) -> tuple[int, int, object]:
+        """What the decoder's table is: its bound, its length, and its newest entry."""
+        entries = self._decoder.header_table.dynamic_entries
+        return self._decoder.header_table_size, len(entries), entries[0] if entries else None
+
     def _widen(self, number: int, count: int) -> None:
+        if not count:
+            raise WireError(Fault.PROTOCOL_ERROR, "a window made wider by nothing")
         if number == 0:
             self._window += count
             if self._window > frames.MOST_WINDOW:
                 raise WireError(Fault.FLOW_CONTROL_ERROR, "the connection's window is too wide")
         elif (stream := self.streams.get(number)) is not None:
-            stream.window += count
+            self._widen_stream(stream, count)
         self._wake()
+
+    def _widen_stream(self, stream: Stream, count: int) -> None:
+        stream.window += count
+        if stream.window > frames.MOST_WINDOW:
+            raise WireError(Fault.FLOW_CONTROL_ERROR, "a stream's window is too wide")
 
     def _take_settings(self, flags: int, payload: bytes) -> None:
         if flags & frames.ACK:
@@ -285,7 +300,7 @@ class Connection(asyncio.Protocol):
                 if value > frames.MOST_WINDOW:
                     raise WireError(Fault.FLOW_CONTROL_ERROR, "a window that is too wide")
                 for stream in self.streams.values():
-                    stream.window += value - self._initial_window
+                    self._widen_stream(stream, value - self._initial_window)
                 self._initial_window = value
         self.write(frames.frame(Kind.SETTINGS, frames.ACK, 0))
         self._wake()

@@ -16,6 +16,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES: Final = 9
 MOST_FRAME_BYTES: Final = 16_384
 """The least that everybody must take, and the most that we do."""
+PING_BYTES: Final = 8
 USUAL_WINDOW: Final = 65_535
 MOST_WINDOW: Final = 2**31 - 1
 

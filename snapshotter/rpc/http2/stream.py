@@ -33,6 +33,12 @@ class Stream:
         self._most_bytes = most_bytes
         self._partial = bytearray()
         self._unread = 0
+        self._room = STREAM_WINDOW
+
+    def came(self, count: int) -> bool:
+        """``count`` bytes came; False: the peer was not allowed as many."""
+        self._room -= count
+        return self._room >= 0
 
     def feed(self, data: bytes) -> None:
         """Take bytes of messages; TooLongError, CompressedError."""
@@ -56,6 +62,7 @@ class Stream:
         if self._unread < STREAM_WINDOW // 4:
             return 0
         given, self._unread = self._unread, 0
+        self._room += given
         return given
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -19,76 +17,7 @@ from snapshotter.rpc.http2.stream import framed
 from snapshotter.rpc.pb.ember.control.v1 import control_pb2 as pb
 from snapshotter.rpc.pb.ember.control.v1 import control_pb2_grpc
 from snapshotter.rpc.server import MAX_MESSAGE_BYTES, RpcServer
-
-STATUS = "/ember.control.v1.Control/Status"
-LIMIT_S = 20.0
-
-
-class Service(control_pb2_grpc.ControlServicer):  # type: ignore[misc]
-    """Answers Status with a document of a length, Pull with as many steps as are allowed."""
-
-    def __init__(self) -> None:
-        self.document = "{}"
-        self.steps = 0
-        self.sent = 0
-        self.hold = False
-        self.asked = asyncio.Event()
-        self.left = asyncio.Event()
-
-    async def Status(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self.asked.set()
-        if self.hold:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.left.set()
-        return pb.StatusResponse(json=self.document)
-
-    async def Pull(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        try:
-            for _ in range(self.steps):
-                yield pb.PullProgress(reason="x" * 10_000)
-                self.sent += 1
-        finally:
-            self.left.set()
-
-    async def Remove(self, request: Any, context: Any) -> Any:  # noqa: N802
-        kind = ConnectionRefusedError if request.image == "refused" else ValueError
-        raise kind("a secret")
-
-
-class Raw:
-    """A client that sends what a test says, frame by frame."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    def send(self, *parts: bytes) -> None:
-        self.writer.write(b"".join(parts))
-
-    def ask(
-        self, stream: int, path: str = STATUS, *, end: bool = True, timeout: str = "9S"
-    ) -> None:
-        head = ((":method", "POST"), (":scheme", "http"), (":path", path), ("te", "trailers"))
-        block = frames.fields((*head, ("grpc-timeout", timeout)))
-        self.send(frames.headers(stream, block))
-        flags = frames.END_STREAM if end else 0
-        self.send(frames.frame(Kind.DATA, flags, stream, framed(b"")))
-
-    async def next(self, *wanted: Kind) -> tuple[int, int, bytes]:
-        """(flags, stream, payload) of the next frame of a wanted kind."""
-        while True:
-            raw = await self.reader.readexactly(frames.HEAD_BYTES)
-            length, kind, flags, stream = frames.head(raw)
-            payload = await self.reader.readexactly(length)
-            if kind in wanted:
-                return flags, stream, payload
-
-    async def fault(self) -> int:
-        """Why the server ends the connection; reads up to its end."""
-        _, _, payload = await self.next(Kind.GOAWAY)
-        assert await self.reader.read() == b""
-        return int.from_bytes(payload[4:8], "big")
+from tests.unit.rpc.raw_http2 import LIMIT_S, STATUS, Raw, Service, raw, serving, status_of
 
 
 @pytest.fixture
@@ -98,31 +27,8 @@ def service() -> Service:
 
 @pytest.fixture
 async def path(tmp_path: Path, service: Service) -> AsyncIterator[Path]:
-    server = RpcServer(
-        tmp_path / "s", [lambda s: control_pb2_grpc.add_ControlServicer_to_server(service, s)]
-    )
-    await server.start()
-    async with asyncio.timeout(LIMIT_S):
-        yield tmp_path / "s"
-        await server.stop(0.1)
-
-
-@asynccontextmanager
-async def raw(path: Path, *settings: tuple[Setting, int]) -> AsyncIterator[Raw]:
-    reader, writer = await asyncio.open_unix_connection(path)
-    try:
-        client = Raw(reader, writer)
-        client.send(frames.PREFACE, frames.settings(settings))
-        yield client
-    finally:
-        writer.close()
-
-
-async def status_of(path: Path) -> str:
-    """What a sound client gets, by grpcio's own implementation."""
-    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-        answer = await control_pb2_grpc.ControlStub(channel).Status(pb.StatusRequest(), timeout=10)
-    return str(answer.json)
+    async with serving(tmp_path / "s", service) as made:
+        yield made
 
 
 BROKEN = {
@@ -149,6 +55,8 @@ BROKEN = {
         Fault.FLOW_CONTROL_ERROR,
     ),
     "a window that overflows": (frames.window_update(0, 2**31 - 1), Fault.FLOW_CONTROL_ERROR),
+    "a window made wider by nothing": (frames.window_update(0, 0), Fault.PROTOCOL_ERROR),
+    "a ping of two bytes": (frames.frame(Kind.PING, 0, 0, b"ab"), Fault.FRAME_SIZE_ERROR),
     "a window update of two bytes": (
         frames.frame(Kind.WINDOW_UPDATE, 0, 0, b"ab"),
         Fault.FRAME_SIZE_ERROR,
