@@ -15,13 +15,14 @@ from rich.text import Text
 
 from snapshotter.cli.checks.check import Check, broken
 from snapshotter.cli.checks.joined import containerd
+from snapshotter.cli.checks.keys import keys
 from snapshotter.cli.checks.node import daemon, kernel, space
 from snapshotter.cli.connection import EXIT_FAILED
 from snapshotter.cli.screen import console
 from snapshotter.config import Config
 
 Part = Callable[[Config], Iterator[Check]]
-PARTS: tuple[Part, ...] = (kernel, space, daemon, containerd)
+PARTS: tuple[Part, ...] = (kernel, space, daemon, containerd, keys)
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 

@@ -53,7 +53,7 @@ def _check_platforms(text: str) -> None:
         check_platform(text)
 
 
-@app.command(name="build")
+@app.command(name="build", short_help="Index an image, and push the indexes beside it")
 def build_command(
     image: Image,
     config: ConfigPath = None,
@@ -120,7 +120,7 @@ def build_command(
     )
 
 
-@app.command(name="show")
+@app.command(name="show", short_help="Describe the index artifacts of an image")
 def show_command(
     image: Annotated[
         str, typer.Argument(help="Reference, or the path of an .idx file or of an OCI layout")
@@ -139,7 +139,7 @@ def show_command(
     verb("index_show").run(read_config(config), image, platform, tuple(keys or ()), json)
 
 
-@app.command(name="pull")
+@app.command(name="pull", short_help="Fetch the indexes of an image to files")
 def pull_command(
     image: Image,
     output: Annotated[Path, typer.Option(help="Directory for the .idx and .win files")],
@@ -159,7 +159,7 @@ def pull_command(
     )
 
 
-@app.command(name="verify")
+@app.command(name="verify", short_help="Check index artifacts and their signatures")
 def verify_command(
     image: Image,
     config: ConfigPath = None,

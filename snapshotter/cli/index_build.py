@@ -239,7 +239,8 @@ async def _one(
     if order.output is not None:
         targets.append(LayoutTarget(order.output))
     if order.push:
-        await _tell_if_absent(client, image)
+        if order.source != "registry":
+            await _tell_if_absent(client, image)
         pusher = Pusher(client.asker, image.reference, SystemClock())
         targets.append(RegistryTarget(pusher, subject))
     for target in targets:
@@ -252,14 +253,15 @@ async def _one(
 
 async def _tell_if_absent(client: RegistryClient, image: ResolvedImage) -> None:
     """An image that was built from elsewhere may be another one than its repository has."""
-    try:
-        await client.manifest(image.reference.with_digest(image.manifest_digest))
-    except NotFoundError:
-        typer.echo(
-            f"ember: {image.reference.name} does not have image {image.manifest_digest}: no node "
-            "finds its indexes before it is pushed there",
-            err=True,
-        )
+    with contextlib.suppress(EmberError):  # pushing says what else is wrong
+        try:
+            await client.manifest(image.reference.with_digest(image.manifest_digest))
+        except NotFoundError:
+            typer.echo(
+                f"ember: {image.reference.name} does not have image {image.manifest_digest}: no "
+                "node finds its indexes before it is pushed there",
+                err=True,
+            )
 
 
 class _Bars(contextlib.AbstractContextManager["_Bars"]):

@@ -94,7 +94,7 @@ def common(
     """Has an image's bytes on this node before the pod asks for them."""
 
 
-@app.command(name="serve")
+@app.command(name="serve", short_help="Run the daemon in the foreground")
 def serve_command(
     config: ConfigPath = None,
     check: Annotated[bool, typer.Option("--check", help="Only check the configuration")] = False,
@@ -110,7 +110,7 @@ def serve_command(
     verb("serve").run(settings, config)
 
 
-@app.command(name="pull")
+@app.command(name="pull", short_help="Pull an image, lazily where it can")
 def pull_command(
     image: Annotated[str, typer.Argument(help="Reference, such as registry.example/app:1.2")],
     config: ConfigPath = None,
@@ -125,7 +125,7 @@ def pull_command(
     pull.run(connect(config), image, namespace or "", platform, json)
 
 
-@app.command(name="warm")
+@app.command(name="warm", short_help="Bring all bytes of an image to this node")
 def warm_command(
     image: Annotated[str, typer.Argument(help="Reference, such as registry.example/app:1.2")],
     config: ConfigPath = None,
@@ -138,13 +138,13 @@ def warm_command(
     warm.run(connect(config), image, platform, json)
 
 
-@app.command(name="images")
+@app.command(name="images", short_help="List images, and how much of each is here")
 def images_command(config: ConfigPath = None, json: Json = False) -> None:
     """List images: how much of each is here, what runs on it, and why it is not lazy."""
     images.show_images(connect(config).status(), json)
 
 
-@app.command(name="status")
+@app.command(name="status", short_help="Show the daemon and the images")
 def status_command(
     image: Annotated[str | None, typer.Argument(help="Only this image, layer by layer")] = None,
     config: ConfigPath = None,
@@ -156,7 +156,7 @@ def status_command(
     images.show_status(connect(config).status(), image, json)
 
 
-@app.command(name="rm")
+@app.command(name="rm", short_help="Remove an image and its data")
 def rm_command(
     image: Annotated[str, typer.Argument(help="Name or digest, as `ember images` shows it")],
     config: ConfigPath = None,
@@ -172,19 +172,19 @@ def rm_command(
     changes.remove(connect(config), image, namespace or "", data, json)
 
 
-@app.command(name="drain")
+@app.command(name="drain", short_help="Fetch the rest of all that is mounted")
 def drain_command(config: ConfigPath = None, json: Json = False) -> None:
     """Fetch the rest of everything that is mounted, before a stop that shall last."""
     changes.drain(connect(config), json)
 
 
-@app.command(name="doctor")
+@app.command(name="doctor", short_help="Check this node, and say the way out")
 def doctor_command(config: ConfigPath = None, json: Json = False) -> None:
     """Check kernel, file system, containerd and permissions: what is, and the way out."""
     verb("doctor").run(read_config(config), json)
 
 
-app.add_typer(index.app, name="index")
+app.add_typer(index.app, name="index", short_help="Make, share and check indexes")
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from snapshotter.cli.checks import node
 from snapshotter.cli.checks.node import SCRATCH_PREFIX, kernel
 from snapshotter.cli.checks.peer import descriptors_of, listener, option_of
 from snapshotter.config import Config, load
+from snapshotter.indexes.keys import write_key_pair
 from tests.fakes.containerd import FakeContainerd, fake_containerd
 from tests.fakes.daemon import FakeOperations
 from tests.unit.cli.conftest import Place
@@ -52,6 +53,22 @@ def containerd(place: Place) -> Iterator[FakeContainerd]:
     exports = {"address": str(place.socket), **ANNOTATIONS}
     with fake_containerd(place.directory / "containerd.sock", exports) as made:
         yield made
+
+
+def test_keys_that_cannot_be_used_are_told(place: Place) -> None:
+    keys = place.directory / "keys"
+    keys.mkdir(mode=0o755)
+    config = f'[index]\ntrusted_keys = "{keys}"\nsign_key = "{place.directory}/key"\n'
+    place.config.write_text(place.config.read_text() + config)
+    rows = checked(place)
+    assert rows["trusted keys"]["found"] == f"0 in {keys}"
+    assert "there is no such file" in rows["signing key"]["found"]
+    made = write_key_pair(place.directory / "key")
+    (keys / "a.pub").write_text("no key")
+    rows = checked(place)
+    assert rows["trusted keys"]["result"] == "warn"
+    assert rows["trusted keys"]["found"] == f"trusted key {keys}/a.pub is no public key in PEM"
+    assert rows["signing key"]["found"] == f"{place.directory}/key, {made.key_id}"
 
 
 def test_nothing_is_left_behind(place: Place) -> None:

@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -27,6 +29,37 @@ def test_the_verbs_are_these() -> None:
     command = typer.main.get_command(app)
     assert isinstance(command, TyperGroup)
     assert list(command.commands) == VERBS
+
+
+@pytest.mark.parametrize("words", [[], ["index"]])
+def test_no_line_of_the_help_is_cut(place: Place, words: list[str]) -> None:
+    shown = place.ember(*words, "--help").stdout
+    assert "Commands:" in shown
+    assert "..." not in shown.partition("Commands:")[2]
+
+
+_LOADING = """
+import signal, sys
+print("loading", flush=True)
+signal.pause()
+"""
+
+
+def test_an_interrupt_while_the_command_is_loaded_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(_LOADING)
+    code = "from snapshotter.cli.entry import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "loading\n"
+        command.send_signal(signal.SIGINT)
+        assert command.communicate(timeout=LIMIT_S) == ("", "")
+    assert command.returncode == -signal.SIGINT
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
