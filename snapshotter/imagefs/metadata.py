@@ -24,6 +24,7 @@ from snapshotter.image.scan import device_tag
 from snapshotter.snapshots.lazy import StackEntry
 
 KEY_HEX = 32
+DIGESTS_KEPT = 1024
 CHAINS_KEPT = 32
 """So many chains of one layer are remembered; each pull anew makes new ones, of new snapshots."""
 
@@ -42,6 +43,7 @@ class MetadataImages:
     def __init__(self, directory: Path) -> None:
         """``directory`` is this daemon's alone: what a killed one was writing there goes."""
         self.directory = directory
+        self._digests: dict[tuple[int, int, int], str] = {}
         for leftover in directory.glob(f"*{TEMPORARY}"):
             leftover.unlink()
 
@@ -53,8 +55,12 @@ class MetadataImages:
         plain = index.layer.hex
         if not index.needs_chain:
             return self._write(plain, index.erofs)
-        names = [key or f"snapshot {entry.snapshot_id} {entry.name}" for entry, key in below]
-        chain = blake3("\n".join([plain, *names]).encode()).hexdigest()[:KEY_HEX]
+        names = [
+            f"{key} {self._digest(key)}" if key else f"snapshot {entry.snapshot_id} {entry.name}"
+            for entry, key in below
+        ]
+        own = blake3(index.erofs).hexdigest()  # another index of the layer has another chain
+        chain = blake3("\n".join([plain, own, *names]).encode()).hexdigest()[:KEY_HEX]
         key = f"{plain}-{chain}"
         path = self.path(key)
         same = path.with_suffix(".same")
@@ -92,6 +98,22 @@ class MetadataImages:
         with_ages = [(path.stat().st_mtime_ns, path) for path in self.directory.glob(f"{plain}-*")]
         for _, path in sorted(with_ages, reverse=True)[CHAINS_KEPT - 1 :]:
             path.unlink(missing_ok=True)
+
+    def _digest(self, key: str) -> str:
+        """That of a metadata image on disk; one that is gone has none."""
+        try:
+            with self.path(key).open("rb") as file:
+                facts = os.fstat(file.fileno())
+                name = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+                known = self._digests.get(name)
+                if known is None:
+                    known = blake3(file.read()).hexdigest()
+                    while len(self._digests) >= DIGESTS_KEPT:
+                        self._digests.pop(next(iter(self._digests)), None)
+                    self._digests[name] = known
+                return known
+        except FileNotFoundError:
+            return ""
 
     def _lower(self, entry: StackEntry, key: str) -> LowerLayer:
         if not key:

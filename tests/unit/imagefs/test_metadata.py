@@ -59,6 +59,24 @@ def test_the_image_that_another_index_of_the_layer_gave_is_made_anew(tmp_path: P
     assert path.stat().st_ino == before
 
 
+def test_a_chain_is_of_the_very_images_that_it_was_made_of(tmp_path: Path) -> None:
+    """Not of what another index had said of the layer, or of one below."""
+    images = MetadataImages(tmp_path)
+    below, above = (index_of(plain, tmp_path, "sha256") for plain in (BELOW, ABOVE))
+    lower = images.of(below, [])
+    stack = [(StackEntry(1, "below", tmp_path, below.layer, None), lower.key)]
+    made = images.of(above, stack).path
+    assert images.of(above, stack).path == made
+    lower.path.unlink()
+    lower.path.write_bytes(with_mode(below))
+    other = images.of(above, stack).path
+    assert other != made
+    assert other.read_bytes() != made.read_bytes()
+    lower.path.unlink()
+    images.of(below, [])
+    assert images.of(above, stack).path == made
+
+
 def with_mode(index: LayerIndex) -> bytes:
     tree = ErofsReader(index.erofs).tree()
     tree.root.children[b"opt"].mode |= stat.S_ISUID
