@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from snapshotter.clock import Clock
-from snapshotter.content import Digest
+from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import ConfigError, EmberError, RefusedError
 from snapshotter.imagefs.sharing import Placed
 from snapshotter.indexes.artifact import ARTIFACT_TYPE
@@ -35,6 +35,10 @@ class RegistryPublisher:
         self._sign_key = sign_key
         self._trusted = trusted
         self._clock = clock
+
+    async def gives(self, blob: BlobRef) -> None:
+        """See admission.Giver."""
+        await self._registry.check(blob)
 
     def keys(self) -> Collection[str] | None:
         """See sharing.Publisher."""

@@ -3,6 +3,7 @@
 In the background, one image at a time and only while no first pull is going on. Where the same
 indexes lie already nothing is pushed, unless nobody is trusted any more who signed them. What may
 pass is tried again a few times; what the registry will not have is said once. No pull ever notices.
+Nothing goes to a repository that does not give this node all of the layers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from snapshotter.clock import Clock
 from snapshotter.content import Digest
 from snapshotter.errors import EmberError, UnavailableError
 from snapshotter.image.windows import WINDOWS_SUFFIX
+from snapshotter.imagefs.admission import Admission, Giver
 from snapshotter.imagefs.catalog import Catalog, Image
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.provenance import Origin
@@ -41,7 +43,7 @@ class Placed:
     key: str
 
 
-class Publisher(Protocol):
+class Publisher(Giver, Protocol):
     """Registries (daemon/pushing.py)."""
 
     def keys(self) -> Collection[str] | None:
@@ -79,6 +81,7 @@ class Sharing:
         self._publisher = publisher
         self._clock = clock
         self._count = count
+        self._admission = Admission(catalog, publisher)
         self._keys = publisher.keys()
         self._waiting: dict[Digest, None] = {}
         self._given_up: dict[tuple[Digest, str], None] = {}
@@ -143,6 +146,9 @@ class Sharing:
             indexes = await self._own(image)
             if indexes is None:
                 return
+            # An index tells of a layer's files, and its windows are content: who cannot have the
+            # layer there must not get them.
+            await self._admission.check(repository, image.layers)
             placed = await self._publisher.publish(repository, image.manifest, indexes)
             now_ns = self._clock.wall_ns()
             await self._verdicts.note_pushed(image.manifest, repository, placed.key, now_ns)

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from snapshotter.content import Digest
-from snapshotter.errors import ConfigError, EmberError, UnauthorizedError, UnavailableError
+from snapshotter.content import BlobRef, Digest
+from snapshotter.errors import (
+    ConfigError,
+    EmberError,
+    NotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from snapshotter.imagefs import verdicts as verdict_tables
 from snapshotter.imagefs.catalog import PIECE, Catalog, Image
 from snapshotter.imagefs.provenance import Origin, Provenance, write_provenance
@@ -31,8 +37,15 @@ class Registry:
         self.errors: list[EmberError] = []
         self.there = False
         self.trusted: list[str] | None = None
+        self.lacks: set[Digest] = set()
+        self.had: list[str] = []
         self.asked: list[tuple[str, Digest, list[Digest]]] = []
         self.at_once = self.most_at_once = 0
+
+    async def gives(self, blob: BlobRef) -> None:
+        self.had.append(blob.repository)
+        if blob.digest in self.lacks:
+            raise NotFoundError(f"{blob.digest}: 404")
 
     def keys(self) -> Collection[str] | None:
         return self.trusted
@@ -204,3 +217,24 @@ async def test_what_only_a_key_of_earlier_days_signed_is_pushed_anew(scene: Scen
         sharing.built(scene.image.layers[0].blob)
         await sharing.stop()
         assert len(scene.registry.asked) == pushes, trusted
+
+
+@pytest.mark.parametrize("lacks", [0, 1, None])
+async def test_a_repository_that_does_not_give_a_layer_gets_no_index_of_it(
+    scene: Scene, lacks: int | None
+) -> None:
+    """A manifest can name any layer, also one of somebody else's that this node has indexed."""
+    document = scene.image.document
+    await scene.catalog.forget(document.manifest)
+    names = ("thief.example/app:1",)
+    await scene.catalog.remember(
+        Image(document.manifest, names, (), document.layers, False, "refused", 1)
+    )
+    if lacks is not None:
+        scene.registry.lacks = {document.layers[lacks].blob}
+    sharing = scene.sharing()
+    sharing.start()
+    assert await scene.end() == ("pushed" if lacks is None else "refused")
+    await sharing.stop()
+    assert len(scene.registry.asked) == (1 if lacks is None else 0)
+    assert set(scene.registry.had) == {"thief.example/app"}
