@@ -24,6 +24,7 @@ SOURCES = (
     "views.c",
     "inflate.c",
     "inflate_isal.c",
+    "inflate_trim.c",
     "bits.c",
 )
 

@@ -7,7 +7,8 @@ thread at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ioengine._native import ffi, lib
 from ioengine.errors import check
@@ -49,6 +50,28 @@ class InflatePoint:
     member: bool
 
 
+def trimmed(point: InflatePoint, behind: bytes, *, is_all: bool) -> InflatePoint:
+    """``point`` with zeros where nothing that comes after it reaches into its window.
+
+    ``behind``: the stored bytes from ``point.in_offset`` on, so many that 32 KiB come out, or all
+    there are (``is_all``); with fewer, or wrong ones, the window stays as it is.
+    """
+    window = bytearray(point.window)
+    result = lib.ember_inflate_trim(
+        _native(point), ffi.from_buffer(window), ffi.from_buffer(behind), len(behind), is_all
+    )
+    check(result, "trimming a window")
+    return replace(point, window=bytes(window))
+
+
+def _native(at: InflatePoint) -> Any:
+    point = ffi.new("ember_inflate_point *")
+    point.in_offset, point.out_offset = at.in_offset, at.out_offset
+    point.bits, point.window_bytes = at.bits, len(at.window)
+    point.member = int(at.member)
+    return point
+
+
 class Inflater:
     """One pass over a gzip file of any number of members."""
 
@@ -72,11 +95,8 @@ class Inflater:
         if at is None:
             result = lib.ember_inflate_open(holder, spacing_bytes, chunk_bytes, with_isal)
         else:
-            point = ffi.new("ember_inflate_point *")
-            point.in_offset, point.out_offset = at.in_offset, at.out_offset
-            point.bits, point.window_bytes = at.bits, len(at.window)
-            point.member = int(at.member)
-            result = lib.ember_inflate_resume(holder, point, ffi.from_buffer(at.window), with_isal)
+            window = ffi.from_buffer(at.window)
+            result = lib.ember_inflate_resume(holder, _native(at), window, with_isal)
         check(result, "starting to inflate")
         self._self = ffi.gc(holder[0], lib.ember_inflate_close)
         self._io = ffi.new("ember_inflate_io *")

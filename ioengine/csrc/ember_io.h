@@ -188,6 +188,11 @@ int ember_inflate_take(ember_inflate *self, ember_inflate_point *point, uint8_t 
 int ember_inflate_at_end(const ember_inflate *self);
 /* What step's -EBADMSG was about; never NULL. */
 const char *ember_inflate_fault(const ember_inflate *self);
+/* Zeroes what of a point's window the stored bytes behind it, the first of which is the point's,
+   never need. is_all: they go to the blob's end. 1: done; 0: they are too few, or wrong: nothing
+   was changed. */
+int ember_inflate_trim(const ember_inflate_point *at, uint8_t *window, const uint8_t *input,
+		       size_t in_bytes, int is_all);
 void ember_inflate_close(ember_inflate *self);
 
 /* cffi: end */

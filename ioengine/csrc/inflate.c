@@ -20,8 +20,6 @@ enum {
 	RAW_WINDOW_BITS = -15,
 	WINDOW_BYTES = 32768,
 	TRAILER_BYTES = 8,
-	/* A member's header costs no window, so it may follow the last point this much sooner. */
-	MEMBER_SPACING_DIVISOR = 4,
 	/* ISA-L gets this much at least, and at most, on the way to the end of a chunk. */
 	LEAST_STRIDE_BYTES = 64,
 	MOST_STRIDE_BYTES = 8192,
@@ -431,7 +429,7 @@ static int begin_member(ember_inflate *self, const ember_inflate_io *io)
 	if (inflateReset2(&self->z, GZIP_WINDOW_BITS) != Z_OK)
 		return -EINVAL;
 	self->phase = self->isal ? HEADER : MEMBER;
-	if (!self->members || !self->spacing || since < self->spacing / MEMBER_SPACING_DIVISOR)
+	if (!self->members || !self->spacing || since < self->spacing)
 		return RUNNING;
 	set_point(self, 0, 1);
 	return AT_POINT;

@@ -6,12 +6,27 @@ another member. So does this one, but for zeros (tape padding), which every gzip
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ioengine import inflate
 from ioengine.inflate import InflateError, InflatePoint, Inflater
 from snapshotter.errors import RefusedError
 from snapshotter.image.stream import PointKind, RestartPoint
 
 _STATE_BYTES = 192 * 1024
 """zlib's state (32 KiB of window, tables, itself), ISA-L's (about 90 KiB), a window to begin."""
+
+
+def trimmed(point: RestartPoint, behind: bytes, *, is_all: bool) -> RestartPoint:
+    """``point`` with zeros where nothing behind it reaches into its window: a tenth is left.
+
+    ``behind``: the stored bytes from its ``in_offset`` on, about as many as give 32 KiB; all of
+    them up to the blob's end if ``is_all``.
+    """
+    if not point.window:
+        return point
+    inside = InflatePoint(point.in_offset, point.out_offset, point.bits, point.window, member=False)
+    return replace(point, window=inflate.trimmed(inside, behind, is_all=is_all).window)
 
 
 class GzipStream:

@@ -23,8 +23,9 @@ from blake3 import blake3
 
 from snapshotter.content import CHUNK_BYTES, Compression, Digest
 from snapshotter.errors import CorruptError, InvalidArgumentError, RefusedError, restated
+from snapshotter.image.checkpoints import Checkpoints
 from snapshotter.image.detect import DETECT_BYTES, detect
-from snapshotter.image.gzip import GzipStream
+from snapshotter.image.gzip import GzipStream, trimmed
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.index_writer import IndexDraft, WindowsWriter, index_path, write_index
 from snapshotter.image.limits import ScanLimits
@@ -59,7 +60,7 @@ class IndexLimits:
     max_ratio: int = 200
     bomb_floor_bytes: int = 4 * 1024**3
     max_zstd_window_bytes: int = MAX_WINDOW_BYTES
-    spacing_bytes: int = 1024 * 1024
+    spacing_bytes: int = 256 * 1024
     chunk_bytes: int = CHUNK_BYTES
     scan: ScanLimits = field(default_factory=ScanLimits)
 
@@ -111,6 +112,8 @@ class LayerIndexer:
         self._held = bytearray()
         self._ends: list[int] = []
         self._chunk_digests = bytearray()
+        self._points = Checkpoints(self._pass_point)
+        self._passed: list[Future[None]] = []
         self._last_point = 0
         self._longest_run = 0
         self._block = bytearray(_BLOCK_BYTES)
@@ -203,7 +206,7 @@ class LayerIndexer:
         if self._stream is None:
             self._stream = self._open_stream(bytes(data[:DETECT_BYTES]))
             self._add_point(RestartPoint(0, 0))
-        stream = self._stream
+        stream, piece = self._stream, data
         while True:
             room = memoryview(self._block)[self._filled :]
             consumed, produced = stream.step(data, room)
@@ -214,8 +217,9 @@ class LayerIndexer:
                 self._add_point(point)
             self._check_bomb(stream)
             if self._filled < _BLOCK_BYTES:
-                return
+                break
             self._pass_block(stream.out_offset)
+        self._points.fed(piece, stream.out_offset)
 
     def _open_stream(self, prefix: bytes) -> PlainStream:
         self._compression = detect(prefix, str(self.layer))
@@ -235,7 +239,10 @@ class LayerIndexer:
             return
         self._longest_run = max(self._longest_run, point.out_offset - self._last_point)
         self._last_point = point.out_offset
-        self._await([self._worker.submit(self._windows.add, point)])
+        self._points.add(point)
+
+    def _pass_point(self, point: RestartPoint, behind: bytes, is_all: bool) -> None:
+        self._passed.append(self._worker.submit(self._take_point, point, behind, is_all))
 
     def _check_bomb(self, stream: PlainStream) -> None:
         limits = self._limits
@@ -249,7 +256,8 @@ class LayerIndexer:
 
     def _pass_block(self, end: int) -> None:
         block, filled = self._block, self._filled
-        works = [self._worker.submit(self._take_block, block, filled, end - filled)]
+        works, self._passed = self._passed, []
+        works.append(self._worker.submit(self._take_block, block, filled, end - filled))
         if not self._named_alike():
             works.append(self._hasher.submit(self._plain_hash.update, memoryview(block)[:filled]))
         self._await(works, block)
@@ -276,7 +284,10 @@ class LayerIndexer:
         if block is not None:
             self._spare.append(block)
 
-    # The helper thread: chunk digests, scanning, the sink.
+    # The helper thread: chunk digests, scanning, the sink, windows.
+
+    def _take_point(self, point: RestartPoint, behind: bytes, is_all: bool) -> None:
+        self._windows.add(trimmed(point, behind, is_all=is_all))
 
     def _take_block(self, block: bytearray, filled: int, offset: int) -> None:
         if self.fault is not None:
@@ -325,10 +336,12 @@ class LayerIndexer:
                 self._decode(memoryview(self._held))
                 assert self._stream is not None  # the whole blob is here, so it was detected
                 self._stream.finish()
+                self._points.end()
                 if self._filled:
                     self._pass_block(self._stream.out_offset)
         except RefusedError as fault:
             self.fault = self.fault or restated(fault)
+        self._pending.append((self._passed, None))
         while self._pending:
             self._settle_one()
 

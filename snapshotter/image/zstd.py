@@ -23,7 +23,6 @@ _MAGIC_BYTES = 4
 _BLOCK_HEADER_BYTES = 3
 _CHECKSUM_BYTES = 4
 _RLE, _RESERVED = 1, 3
-_MEMBER_SPACING_DIVISOR = 4
 _STATE_BYTES = 256 * 1024
 _DICTIONARY_ID_BYTES = (0, 1, 2, 4)
 _CONTENT_SIZE_BYTES = (0, 2, 4, 8)
@@ -162,8 +161,7 @@ class ZstdStream:
                 "are accepted"
             )
         since = self.out_offset - self._last_point
-        spacing = self._spacing_bytes // _MEMBER_SPACING_DIVISOR
-        if self._spacing_bytes and since >= max(spacing, 1):
+        if self._spacing_bytes and since >= self._spacing_bytes:
             self._points.append(RestartPoint(self._frame_offset, self.out_offset))
             self._last_point = self.out_offset
         self._frame = self._decompressor.decompressobj()

@@ -226,6 +226,55 @@ static void test_impossible_points_are_refused(void)
 	ember_inflate_close(NULL);
 }
 
+/* Nothing is missing of a window that was trimmed, and not all is left of it. */
+static void test_trimmed_windows_are_enough(void)
+{
+	for (int level = 0; level <= 9; level += 3) {
+		size_t length = members(level == 3 ? 40000 : PLAIN, level);
+		size_t left = 0, all = 0;
+
+		CHECK_EQ(decode(length), 0);
+		whole = run;
+		for (size_t i = 0; i < whole.point_count; i++) {
+			const ember_inflate_point *at = &whole.points[i];
+			uint8_t *window = whole.windows[i];
+			size_t few = at->in_offset + 100 < length ? 100 : 0;
+
+			CHECK_EQ(ember_inflate_trim(at, window, stored + at->in_offset, few, 0),
+				 0);
+			CHECK_EQ(memcmp(window, plain + at->out_offset - at->window_bytes,
+					at->window_bytes),
+				 0);
+			CHECK_EQ(ember_inflate_trim(at, window, stored + at->in_offset,
+						    length - at->in_offset, 1),
+				 at->window_bytes > 0);
+			for (size_t p = 0; p < at->window_bytes; p++)
+				left += window[p] != 0;
+			all += at->window_bytes;
+		}
+		CHECK(left < all || !all);
+		check_restarts(length, with_isal);
+	}
+}
+
+static void test_windows_of_wrong_bytes_stay_or_shrink(void)
+{
+	static uint8_t window[WINDOW];
+
+	for (int round = 0; round < 200; round++) {
+		size_t length = members(1 + random_below(PLAIN), (int)random_below(10));
+		size_t begin = random_below((uint32_t)length);
+		ember_inflate_point at = {
+			.in_offset = begin,
+			.bits = random_below(8),
+			.window_bytes = random_below(WINDOW + 1),
+		};
+
+		CHECK(ember_inflate_trim(&at, window, stored + begin, length - begin,
+					 round & 1) >= 0);
+	}
+}
+
 static void test_a_failed_stream_stays_failed(void)
 {
 	uint8_t byte = 0;
@@ -273,7 +322,9 @@ int main(void)
 		test_zeros_may_follow_and_nothing_else();
 		test_a_failed_stream_stays_failed();
 		test_hostile_bytes_and_points_do_no_harm();
+		test_trimmed_windows_are_enough();
 	}
+	test_windows_of_wrong_bytes_stay_or_shrink();
 	test_impossible_points_are_refused();
 	return 0;
 }
