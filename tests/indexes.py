@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 from blake3 import blake3
 
 from snapshotter.chunks.verify import DIGEST_BYTES
 from snapshotter.content import Digest
+from snapshotter.image import erofs_format
 from snapshotter.image.erofs_reader import ErofsReader
 from snapshotter.image.erofs_writer import write_erofs
 from snapshotter.image.index import LayerIndex
@@ -111,10 +113,25 @@ def with_set_uid(plain: bytes) -> bytes:
         if inode.kind is Kind.FILE:
             inode.mode |= 0o4000
     image = write_erofs(tree, device_bytes=index.view_bytes, device_tag=device_tag(index.diff_id))
-    header = unpack_header(plain, "a lie")
+    return _with_image(plain, image)
+
+
+def _with_image(plain: bytes, image: bytes) -> bytes:
+    header = unpack_header(plain, "another's")
     body = plain[HEADER_BYTES : header.erofs_offset] + image
     digest = blake3(body).digest()
     return replace(header, erofs_bytes=len(image), body_digest=digest).pack() + body
+
+
+def laid_out_otherwise(plain: bytes) -> bytes:
+    """The same index as an Ember might have written it that lays inodes out in another way."""
+    index = LayerIndex(memoryview(plain), None, where="another's")
+    reader = ErofsReader(index.erofs, entries=index.entry_count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(erofs_format, "FLAT_BYTES", 2**62)
+        image = reader.rewritten(reader.tree())
+    assert image != bytes(index.erofs)
+    return _with_image(plain, image)
 
 
 def with_wrong_chunks(plain: bytes, number: int = 0) -> bytes:

@@ -161,7 +161,7 @@ class Comparison:
             fault = str(error)
         else:
             own = means.shelf.get(index.layer)
-            if own is not None and shows_otherwise(index, own):
+            if own is not None and await asyncio.to_thread(shows_otherwise, index, own):
                 fault = "its chunks are not the layer's"
             elif own is not None:
                 means.shelf.renewed(index.layer)

@@ -1,8 +1,9 @@
 """A layer's view, read once more from the disk: is it what its index says, and its digest?
 
 What a reader can see is decided by three things: the plain bytes, the digests that let chunks in,
-and the EROFS image. All three are made again from the plain bytes and compared bit for bit. Where
-inflating can begin is not: a wrong place gives bytes that fail their chunk's digest.
+and the EROFS image. All three are made again from the plain bytes and compared: the image by what
+can be read of it, for another Ember may have laid it out otherwise. Where inflating can begin is
+not compared: a wrong place gives bytes that fail their chunk's digest.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from snapshotter.errors import RefusedError
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.limits import ScanLimits
 from snapshotter.image.scan import TarLayerScanner
+from snapshotter.indexes.compare import same_files
 
 _READ_CHUNKS = 16
 
@@ -77,7 +79,7 @@ def _metadata_fault(index: LayerIndex, scanner: TarLayerScanner) -> str:
         own = scanner.finish(index.diff_id, index.view_bytes)
     except RefusedError as error:
         return str(error)
-    if memoryview(own.erofs) != index.erofs:
+    if not same_files(index, own.erofs):
         return "its file system is not what the layer's tar holds"
     if (own.needs_chain, own.entry_count) != (index.needs_chain, index.entry_count):
         return "it says something else of the layer's entries than its tar"

@@ -13,7 +13,7 @@ from snapshotter.image.limits import ScanLimits
 from snapshotter.imagefs.rederive import AbandonedError, Verdict, compare
 from snapshotter.imagefs.rederiving import compare_apart, memory_bytes
 from snapshotter.indexes.compare import shows_otherwise
-from tests.indexes import Change, for_layer, with_set_uid, with_wrong_chunks
+from tests.indexes import Change, for_layer, laid_out_otherwise, with_set_uid, with_wrong_chunks
 from tests.unit.imagefs.others import Elsewhere
 
 
@@ -40,6 +40,16 @@ def scene(tmp_path: Path) -> Scene:
 
 def test_a_right_index_is_found_right(scene: Scene) -> None:
     assert compare(scene.index(), scene.view) == Verdict(True, "")
+
+
+def test_a_right_index_of_another_layout_is_found_right(scene: Scene) -> None:
+    """As after an upgrade, of what came before it."""
+    index = scene.index(laid_out_otherwise)
+    assert compare(index, scene.view) == Verdict(True, "")
+    assert not shows_otherwise(index, scene.index())
+    lie = scene.index(lambda plain: laid_out_otherwise(with_set_uid(plain)))
+    assert "its file system" in compare(lie, scene.view).fault
+    assert shows_otherwise(lie, scene.index())
 
 
 def test_other_rights_are_found(scene: Scene) -> None:
