@@ -75,6 +75,7 @@ class Road:
                 self.limits.background_slots,
                 self.limits.most_of_one,
                 origins.allowed,
+                clock=self._clock,
             ),
             origins=origins,
             link=Link(self._clock),

@@ -170,6 +170,7 @@ class Transfer:
             async with aclosing(pieces):
                 async for piece in pieces:
                     self._ledger.received(tier.name, len(piece), demand=self._ticket.demand)
+                    self._crew.slots.heard(self._ticket)
                     if self._came is not None:
                         self._came(len(piece))
                     if measure is not None:

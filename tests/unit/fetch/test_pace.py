@@ -24,7 +24,7 @@ class Origin:
         self.clock = HandClock()
         self.origins = Origins(self.clock, most=most)
         self.connections = self.origins.of("registry")
-        self.slots = Slots(1, most, most, self.origins.allowed)
+        self.slots = Slots(1, most, most, self.origins.allowed, clock=self.clock)
         self.origins.grown = self.slots.look_again
         self.rate = rate
         self.most_at_once: int | None = None
@@ -159,7 +159,7 @@ def test_repositories_of_one_registry_share_its_connections() -> None:
 
 
 async def test_one_origin_that_refuses_leaves_the_others_their_fetches() -> None:
-    slots = Slots(1, 8, 8, {"strict": 1, "kind": 8}.__getitem__)
+    slots = Slots(1, 8, 8, {"strict": 1, "kind": 8}.__getitem__, clock=HandClock())
     running = list[str]()
     end = asyncio.Event()
 

@@ -9,7 +9,16 @@ import pytest
 
 from snapshotter.config import parse
 from snapshotter.daemon.opening import road_limits
-from snapshotter.fetch.slots import Slots, Ticket
+from snapshotter.fetch.slots import QUIET_S, Slots, Ticket
+from tests.fakes.hand_clock import HandClock
+
+SOON_S = QUIET_S + 1
+
+
+def slots_of(
+    demand: int, background: int, most_of_one: int | None = None, clock: HandClock | None = None
+) -> Slots:
+    return Slots(demand, background, most_of_one, clock=clock or HandClock())
 
 
 class Fetch:
@@ -36,7 +45,7 @@ async def settle() -> None:
 
 
 async def test_demand_has_slots_of_its_own_and_goes_first() -> None:
-    slots = Slots(2, 1)
+    slots = slots_of(2, 1)
     demand = [Fetch(slots, demand=True) for _ in range(3)]
     background = [Fetch(slots, demand=False) for _ in range(2)]
     await settle()
@@ -60,7 +69,7 @@ async def test_demand_has_slots_of_its_own_and_goes_first() -> None:
 
 
 async def test_a_promoted_fetch_leaves_the_queue_of_the_background() -> None:
-    slots = Slots(1, 1)
+    slots = slots_of(1, 1)
     first = Fetch(slots, demand=False)
     queued = Fetch(slots, demand=False)
     await settle()
@@ -77,7 +86,7 @@ async def test_a_promoted_fetch_leaves_the_queue_of_the_background() -> None:
 
 
 async def test_background_stands_aside_until_demand_is_over() -> None:
-    slots = Slots(1, 1)
+    slots = slots_of(1, 1)
     background = Fetch(slots, demand=False)
     await settle()
     await slots.give_way(background.ticket, 1000)
@@ -94,7 +103,7 @@ async def test_background_stands_aside_until_demand_is_over() -> None:
 
 
 async def test_who_stands_aside_goes_on_when_somebody_waits_for_it() -> None:
-    slots = Slots(2, 1)
+    slots = slots_of(2, 1)
     background, demand = Fetch(slots, demand=False), Ticket("demand", demand=True)
     await settle()
     async with slots.hold(demand):
@@ -109,7 +118,7 @@ async def test_who_stands_aside_goes_on_when_somebody_waits_for_it() -> None:
 
 
 async def test_standing_aside_has_an_end() -> None:
-    slots = Slots(1, 1)
+    slots = slots_of(1, 1)
     background = Fetch(slots, demand=False)
     await settle()
     async with slots.hold(Ticket("demand", demand=True)):
@@ -136,19 +145,27 @@ class Crowd:
             self._fetches.pop(name).end.set()
         await settle()
 
+    def heard(self, name: str) -> None:
+        self.slots.heard(self._fetches[name].ticket)
+
     def promote(self, name: str) -> None:
         self.slots.promote(self._fetches[name].ticket)
+
+    async def give_way(self, name: str) -> None:
+        await self.slots.give_way(self._fetches[name].ticket, 1000)
 
     def running(self) -> str:
         return " ".join(sorted(name for name, fetch in self._fetches.items() if fetch.runs))
 
     async def close(self) -> None:
         await self.end(" ".join(self._fetches))
+        while self.slots.running:
+            await settle()
         assert (self.slots.running, self.slots.queued) == (0, 0)
 
 
 async def test_an_owner_takes_half_at_most_and_the_next_one_half_of_what_is_left() -> None:
-    crowd = Crowd(Slots(8, 1))
+    crowd = Crowd(slots_of(8, 1))
     await crowd.add("a1 a2 a3 a4 a5 a6 b1 b2 b3 b4")
     assert crowd.running() == "a1 a2 a3 a4 b1 b2"
     await crowd.add("c1 c2 d1 d2")
@@ -163,7 +180,7 @@ async def test_an_owner_takes_half_at_most_and_the_next_one_half_of_what_is_left
 
 
 async def test_who_has_hung_long_leaves_room_for_those_that_come_and_go() -> None:
-    crowd = Crowd(Slots(32, 4))
+    crowd = Crowd(slots_of(32, 4))
     await crowd.add(" ".join(f"a{n}" for n in range(40)))
     assert crowd.slots.running == 16
     for n in range(100):
@@ -174,8 +191,68 @@ async def test_who_has_hung_long_leaves_room_for_those_that_come_and_go() -> Non
     await crowd.close()
 
 
+async def test_however_many_hang_who_does_not_gets_lent_slots() -> None:
+    clock = HandClock()
+    crowd = Crowd(slots_of(8, 2, clock=clock))
+    await crowd.add(" ".join(f"{owner}{n}" for owner in "abcdefg" for n in range(8)))
+    assert crowd.slots.running == 8
+    await crowd.add("x1 x2")
+    assert "x1" not in crowd.running()
+    await clock.advance(SOON_S)
+    crowd.heard("x1")
+    await clock.advance(QUIET_S - 0.1)
+    assert {"x1", "x2"} <= set(crowd.running().split())
+    await crowd.end("x1")
+    for n in range(3, 100):
+        crowd.heard(f"x{n - 1}")
+        await clock.advance(0.1)
+        await crowd.add(f"x{n}")
+        await crowd.end(f"x{n - 1}")
+        assert f"x{n}" in crowd.running()
+    for _ in range(20):
+        await clock.advance(SOON_S)
+        assert crowd.slots.running <= 4 * 8
+    await crowd.close()
+
+
+async def test_background_does_not_stand_still_for_demand_that_is_silent() -> None:
+    clock = HandClock()
+    crowd = Crowd(slots_of(2, 1, clock=clock))
+    await crowd.add("a1 a2 a3")
+    await crowd.add("b1 b2", demand=False)
+    await clock.advance(QUIET_S - 0.5)
+    crowd.heard("a1")
+    await clock.advance(QUIET_S - 0.5)
+    assert crowd.running() == "a1"
+    await clock.advance(SOON_S)
+    assert crowd.running() == "a1 b1"
+    aside = asyncio.create_task(crowd.give_way("b1"))
+    await settle()
+    assert aside.done()
+    crowd.heard("a1")
+    aside = asyncio.create_task(crowd.give_way("b1"))
+    await settle()
+    await crowd.end("b1")
+    assert not aside.done()
+    assert crowd.running() == "a1"
+    await clock.advance(SOON_S)
+    assert aside.done()
+    assert crowd.running() == "a1 b2"
+    await crowd.close()
+    await clock.advance(SOON_S)
+    assert not clock.sleepers
+
+
+async def test_nobody_looks_for_silence_while_nobody_waits() -> None:
+    clock = HandClock()
+    crowd = Crowd(slots_of(2, 1, clock=clock))
+    await crowd.add("a1")
+    assert not clock.sleepers
+    await crowd.close()
+
+
 async def test_owners_take_turns_however_much_each_has_to_do() -> None:
-    crowd, order = Crowd(Slots(1, 1)), []
+    crowd, order = Crowd(slots_of(1, 1)), []
     await crowd.add("a1 a2 a3 b1 c1 b2")
     for _ in range(6):
         order.append(crowd.running())
@@ -185,7 +262,7 @@ async def test_owners_take_turns_however_much_each_has_to_do() -> None:
 
 
 async def test_a_bound_below_half_of_the_slots_holds_too() -> None:
-    crowd = Crowd(Slots(16, 16, most_of_one=2))
+    crowd = Crowd(slots_of(16, 16, most_of_one=2))
     await crowd.add("a1 a2 a3 b1 b2 b3")
     assert crowd.running() == "a1 a2 b1 b2"
     await crowd.end("a1 a2 a3 b1 b2 b3")
@@ -195,7 +272,7 @@ async def test_a_bound_below_half_of_the_slots_holds_too() -> None:
 
 
 async def test_what_is_promoted_counts_among_its_owner_s_demand() -> None:
-    crowd = Crowd(Slots(4, 4))
+    crowd = Crowd(slots_of(4, 4))
     await crowd.add("a1 a2", demand=False)
     crowd.promote("a1")
     crowd.promote("a2")
@@ -220,7 +297,7 @@ def test_one_view_leaves_connections_and_a_silent_host_is_noted_before_its_read_
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_no_slot_is_lost_to_cancellations(seed: int) -> None:
-    chance, slots = random.Random(seed), Slots(3, 2)
+    chance, slots = random.Random(seed), slots_of(3, 2)
     fetches = [
         Fetch(slots, demand=chance.random() < 0.5, owner=chance.choice("abc")) for _ in range(30)
     ]
