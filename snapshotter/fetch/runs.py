@@ -50,6 +50,8 @@ class Runs:
         self._pieces: deque[memoryview] = deque()
         self._filling: _Lent | None = None
         self._writing: asyncio.Task[None] | None = None
+        self._landing: _Lent | None = None
+        """What is being written, or was last."""
 
     @property
     def is_more(self) -> bool:
@@ -95,6 +97,9 @@ class Runs:
         if writing is not None:
             writing.cancel()
             await over(writing)
+        landing, self._landing = self._landing, None
+        if landing is not None:  # a task that was cancelled before its first step gave nothing back
+            await landing.stack.aclose()
         lent, self._filling = self._filling, None
         if lent is not None:
             decoder.take_back(lent.run)
@@ -116,6 +121,7 @@ class Runs:
         lent, self._filling = self._filling, None
         assert lent is not None
         decoder.take_back(lent.run)
+        self._landing = lent
         self._writing = asyncio.create_task(self._keep(lent), name="write a run")
 
     async def _written(self) -> None:
