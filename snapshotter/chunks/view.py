@@ -7,7 +7,7 @@ it. It does not know where bytes come from or who reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -166,20 +166,27 @@ class View:
         return self._services.bulk.buffers().take()
 
     async def write_laid_out(self, first: int, count: int, buffer: BulkBuffer) -> int:
-        """As write_run without demand, of ``count`` chunks from the start of a lent ``buffer``."""
-        numbers = range(first, first + count)
-        if self._data.direct_fd < 0 or any(map(self.is_readable, numbers)):
-            return await self._write_some(numbers, buffer.memory)
+        """As write_run without demand, of ``count`` chunks from the start of a lent ``buffer``.
+
+        What lies in it is moved about: chunks that are here already are not written again.
+        """
+        if self._data.direct_fd < 0:
+            return await self._write_some(range(first, first + count), buffer.memory)
+        written = 0
         try:
-            length = await offload(self._services.pool, self._judge, numbers, buffer.memory)
-            await self._write_judged(numbers, buffer, length)
+            for part in _neighbours(self._readable.zeros(first, first + count)):
+                begin = (part.start - first) * self.chunk_bytes
+                length = await offload(
+                    self._services.pool, self._bring_forward, part, begin, buffer.memory
+                )
+                await self._write_judged(part, buffer, length)
+                written += len(part)
         finally:
             self.settle()
-        return count
+        return written
 
     async def _write_some(self, numbers: range, memory: memoryview) -> int:
-        """Those of them that are not here, through the page cache: it needs no second buffer, for
-        which all who hold one could wait for each other."""
+        """Those of them that are not here, on a file system that knows no direct transfers."""
         written = at = 0
         try:
             for number in numbers:
@@ -191,14 +198,17 @@ class View:
         finally:
             self.settle()
 
-    def _judge(self, numbers: range, memory: memoryview) -> int:
-        """Verify chunks that lie in ``memory`` from its start; their length in whole blocks."""
-        at = 0
+    def _bring_forward(self, numbers: range, begin: int, memory: memoryview) -> int:
+        """Verify chunks that lie in ``memory`` from ``begin`` on, and have them at its start, from
+        where it is written; their length in whole blocks."""
+        end = begin
         for number in numbers:
             length = self.length_of(number)
-            self.verify(number, memory[at : at + length])
-            at += length
-        return _pad(memory, at)
+            self.verify(number, memory[end : end + length])
+            end += length
+        if begin:
+            memory[: end - begin] = memory[begin:end]
+        return _pad(memory, end - begin)
 
     def when_complete(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` on the loop once the view is complete; at once if it is."""
@@ -304,6 +314,17 @@ class View:
         except CorruptError:
             return False
         return True
+
+
+def _neighbours(numbers: Iterable[int]) -> list[range]:
+    """``numbers``, which rise, as ranges without a gap."""
+    found: list[range] = []
+    for number in numbers:
+        if found and found[-1].stop == number:
+            found[-1] = range(found[-1].start, number + 1)
+        else:
+            found.append(range(number, number + 1))
+    return found
 
 
 def _pad(memory: memoryview, end: int) -> int:

@@ -110,7 +110,7 @@ async def test_more_fetches_than_buffers_do_not_wait_for_each_other(bench: Bench
     await bench.close()
     await bench.open(background_slots=32, window_bytes=64 * 1024)
     views = [bench.layers.add(plain, plain, bench.tiers) for plain in shifted(6)]
-    for view in views:  # a run with a chunk that is here goes another way
+    for view in views:  # runs with a chunk that is here are written in parts
         for offset in range(0, len(PLAIN), 60_000):
             await bench.read(view, offset, 1)
     async with asyncio.timeout(30):
