@@ -69,7 +69,7 @@ class Arrivals:
         offered.check_offer(layer.diff_id, layer.size_bytes)
         registry = provenance.repositories[0].partition("/")[0]
         async with self._fetches.hold((registry, layer.blob)):
-            async with self._notes.hold(layer.blob):
+            async with self._notes.hold(layer.diff_id):
                 known = await self._known(layer, offered, provenance)
             if known is not None:
                 return known
@@ -113,7 +113,7 @@ class Arrivals:
             claim = Claim(layer.blob, layer.diff_id, layer.size_bytes, windows_bytes)
             async with self._checks:
                 await adopt_file(temporary, claim, executor=self._executor)
-            async with self._notes.hold(layer.blob):
+            async with self._notes.hold(layer.diff_id):  # two packings may say different things
                 known = await self._known(layer, offered, provenance)
                 if known is not None:
                     return known

@@ -246,7 +246,7 @@ class Decider:
         finally:
             if search is not None:
                 search.cancel()  # what it waits for goes on
-        if reason is None and doubtful:
+        if reason is None:  # a stranger's index may have come meanwhile
             reason = await self._without_doubt(document, deadline_s)
         unknown = [
             layer

@@ -204,7 +204,7 @@ class Shelf:
         """
         sources: list[LayerSource] = []
         doubtful: list[LayerSource] = []
-        for blob in self._blobs_of_view(view):
+        for blob in dict.fromkeys((*self._blobs_of_view(view), *self.strangers(view))):
             index = self.get(blob)
             if index is not None and index.diff_id == view:
                 provenance = self.provenance(blob)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +13,8 @@ import pytest
 from snapshotter.content import BlobRef
 from snapshotter.errors import EmberError, NotFoundError, UnauthorizedError, UnavailableError
 from snapshotter.image.index import LayerIndex
-from snapshotter.imagefs.catalog import PIECE, Catalog
-from snapshotter.imagefs.decision import NO_LABELS, Decider, Policy
+from snapshotter.imagefs.catalog import PIECE, Catalog, Layer
+from snapshotter.imagefs.decision import NO_LABELS, Decider, ImageDocument, Policy
 from snapshotter.imagefs.pulls import HOLDS_S
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.snapshots.database import Database
@@ -356,3 +356,17 @@ async def test_whoever_may_not_read_an_image_has_nothing_taken_away_by_its_name(
     scene.origin.refused = {LAYERS[0].blob: UnauthorizedError("401")}
     assert not (await scene.decider.decide(claim(LAYERS[0]))).lazy
     assert scene.others.discarded == []
+
+
+async def test_what_comes_by_another_image_during_the_decision_counts_no_more_than_before_it(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(database, tmp_path, policy())
+
+    async def look(document: ImageDocument, wanted: Sequence[Layer]) -> str:
+        scene.others.doubts = {LAYERS[1]: "it came unsigned from another repository"}
+        return "there is none"
+
+    monkeypatch.setattr(scene.others, "look", look)
+    assert (await scene.decider.decide(claim(LAYERS[0]))).lazy
+    assert scene.others.discarded == [LAYERS[1]]

@@ -147,9 +147,10 @@ async def test_what_nobody_vouches_for_is_the_last_to_say_what_a_view_holds(scen
     assert [each.index.layer for each in scene.shelf.of_view(first.diff_id)] == [first.blob]
 
 
+@pytest.mark.parametrize("arriving", [False, True])
 @pytest.mark.parametrize("lies", [False, True])
 async def test_an_unsigned_index_must_agree_with_what_is_known_of_the_view(
-    scene: Scene, tmp_path: Path, lies: bool
+    scene: Scene, tmp_path: Path, lies: bool, arriving: bool
 ) -> None:
     """Whoever opens the view next would let other bytes in."""
     node, own = scene.node, scene.image.layers[0]
@@ -168,8 +169,11 @@ async def test_an_unsigned_index_must_agree_with_what_is_known_of_the_view(
     )
     node.beside.offer(scene.image.document.manifest, made)
     name = f"{own.blob.hex}.idx"
+    if arriving:  # of an image that is just being decided on
+        node.shelf.vouch(own.blob, replace(UNSIGNED, view=own.diff_id))
+    else:
+        node.views[own.diff_id] = (own.blob, packed.blob)
     (node.index / name).write_bytes((scene.image.directory / name).read_bytes())
-    node.views[own.diff_id] = (own.blob, packed.blob)
     document = replace(scene.image.document, layers=(packed,))
     outcome = await node.lookup.look(document, [packed])
     assert outcome.found is (Found.REFUSED if lies else Found.FOUND)
