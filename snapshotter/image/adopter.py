@@ -1,7 +1,7 @@
 """Adopts one index file: in whichever thread calls it, or as a process of its own (``-m``).
 
 The process starts quickly, for it loads little of what the daemon does: it knows no event loop. It
-says why not on stderr, and what kind of why by its exit status.
+says why not on stdout, and what kind of why by its exit status.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Order:
 
 
 def main(text: str) -> int:
-    """The other process: its exit status, the fault on stderr."""
+    """The other process: its exit status, the fault on stdout."""
     order = Order.decode(text)
     give_way()
     gc.disable()  # nothing of a tree goes before its end
@@ -75,7 +75,7 @@ def main(text: str) -> int:
 
 
 def _say(fault: str, status: int) -> int:
-    sys.stderr.write(fault[:SAID_BYTES])
+    sys.stdout.write(fault[:SAID_BYTES])
     return status
 
 

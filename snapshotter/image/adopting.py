@@ -6,19 +6,16 @@ nobody, gives them back at its end, and is bounded in time and memory whatever t
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 import signal
-import sys
 from concurrent.futures import Executor
 from pathlib import Path
 
 from snapshotter.chunks.offload import offload
-from snapshotter.errors import DeadlineError, NoSpaceError, RefusedError, UnavailableError
+from snapshotter.errors import NoSpaceError, RefusedError, UnavailableError
 from snapshotter.image import adopter
 from snapshotter.image.adopter import Order, adopt_in_place
 from snapshotter.image.adoption import INDEX_BYTES, Claim
+from snapshotter.image.child import run_child
 
 SMALL_BYTES = 1024 * 1024
 """So long an index costs a thread half as much as a process's start, which holds up nobody."""
@@ -26,7 +23,6 @@ SMALL_BYTES = 1024 * 1024
 _MEMORY_LEAST = 512 * 1024 * 1024
 _MEMORY_FACTOR = 32
 _MEMORY_MOST = 3 * 1024 * 1024 * 1024
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 async def adopt_file(
@@ -53,34 +49,10 @@ async def adopt_file(
 async def _apart(path: Path, claim: Claim, length_bytes: int) -> None:
     memory_bytes = min(_MEMORY_MOST, _MEMORY_LEAST + _MEMORY_FACTOR * length_bytes)
     order = Order(path, claim, memory_bytes)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # not what lies in the working directory
-            "-m",
-            adopter.__name__,
-            order.encode(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env={"PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])},
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UnavailableError(f"{path} can't be checked: {error.strerror or error}") from error
-    try:
-        async with asyncio.timeout(adopter.TIMEOUT_S):
-            assert process.stderr is not None
-            said = await process.stderr.read(adopter.SAID_BYTES)
-            status = await process.wait()
-    except TimeoutError:
-        raise DeadlineError(f"{path} is not checked after {adopter.TIMEOUT_S:g} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await asyncio.shield(process.wait())
-    _judge(path, status, said.decode("utf-8", "replace").strip())
+    status, said = await run_child(
+        adopter.__name__, order.encode(), what=str(path), timeout_s=adopter.TIMEOUT_S
+    )
+    _judge(path, status, said)
 
 
 def _judge(path: Path, status: int, said: str) -> None:

@@ -6,8 +6,6 @@ the whole daemon. The process is bounded in memory; it ends with the daemon that
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gc
 import json
 import os
@@ -17,6 +15,7 @@ from pathlib import Path
 
 from snapshotter.errors import UnavailableError
 from snapshotter.image.apart import give_way
+from snapshotter.image.child import run_child
 from snapshotter.image.index import LayerIndex
 from snapshotter.image.limits import ScanLimits
 from snapshotter.imagefs.rederive import AbandonedError, Verdict, compare
@@ -27,9 +26,7 @@ _MEMORY_FACTOR = 48
 _ENTRY_BYTES = 3 * 1024
 _TAR_BLOCK = 512
 _TEXT_FACTOR = 3
-_SAID_BYTES = 16 * 1024
 _GONE = 3
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 async def compare_apart(index: Path, view: Path) -> Verdict:
@@ -38,30 +35,8 @@ async def compare_apart(index: Path, view: Path) -> Verdict:
         limit_bytes = memory_bytes(index, view)
     except FileNotFoundError:
         raise UnavailableError(f"{view} went while it was looked at") from None
-    try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # not what lies in the working directory
-            "-m",
-            __name__,
-            json.dumps([str(index), str(view), limit_bytes]),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={"PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])},
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UnavailableError(f"{index} can't be compared: {error.strerror or error}") from error
-    try:
-        assert process.stdout is not None
-        said = await process.stdout.read(_SAID_BYTES)
-        status = await process.wait()
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await asyncio.shield(process.wait())
+    order = json.dumps([str(index), str(view), limit_bytes])
+    status, said = await run_child(__name__, order, what=str(index))
     if status == _GONE:
         raise UnavailableError(f"{view} went while it was read")
     if status != 0:
