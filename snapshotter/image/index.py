@@ -236,13 +236,8 @@ class LayerIndex:
 
     def _unpack_window(self, checkpoint: Checkpoint, stored: bytes) -> bytes:
         if self.is_window(checkpoint, stored):
-            try:
-                window = zstandard.ZstdDecompressor().decompress(
-                    stored, max_output_size=WINDOW_BYTES
-                )
-            except zstandard.ZstdError:
-                window = b""
-            if len(window) == checkpoint.window_bytes:
+            window = _unpacked(stored, checkpoint.window_bytes)
+            if window is not None:
                 return window
         raise RefusedError(
             f"the window of checkpoint {checkpoint.number} of {self.where} is torn or of another "
@@ -263,3 +258,19 @@ class LayerIndex:
         if blake3(body).digest() != self._header.body_digest:
             raise self._refuse("its checksum is wrong")
         check_tables(self._data, self._header, self._refuse)
+
+
+def _unpacked(stored: bytes, length: int) -> bytes | None:
+    """The window in one whole zstd frame, None if that does not hold ``length`` bytes.
+
+    Nobody has to have made the frame honestly: what its header promises is not believed, and no
+    more is unpacked than a window can be.
+    """
+    try:
+        if zstandard.frame_content_size(stored) != length:
+            return None
+        frame = zstandard.ZstdDecompressor(max_window_size=4 * WINDOW_BYTES)
+        window = frame.decompress(stored, max_output_size=WINDOW_BYTES, allow_extra_data=False)
+    except zstandard.ZstdError:
+        return None
+    return window if len(window) == length else None

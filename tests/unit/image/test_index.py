@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -292,3 +294,31 @@ def test_a_writer_killed_at_any_step_leaves_no_index_or_a_whole_one(tmp_path: Pa
         killed += 1
     assert killed >= 8
     assert path.exists()
+
+
+@pytest.mark.parametrize("size", [1 << 28, 1 << 40], ids=["true", "a lie"])
+def test_a_window_that_unpacks_to_more_takes_no_memory(index: LayerIndex, size: int) -> None:
+    """Thirty kilobytes of a stranger's are a gigabyte, and its header may promise any length."""
+    if size < 1 << 30:
+        stored = zstandard.ZstdCompressor().compress(bytes(size))
+    else:
+        stored = b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + b"\x01\x00\x00"
+    digest = blake3(stored).digest(layout.WINDOW_DIGEST_BYTES)
+    point = replace(index.checkpoint(1), window_stored_bytes=len(stored), window_digest=digest)
+    tracemalloc.start()
+    with pytest.raises(RefusedError, match="window of checkpoint 1"):
+        index.restart_point(point, stored)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1 << 20
+
+
+@pytest.mark.parametrize("spoil", [lambda good: good[:-1], lambda good: good + b"x"])
+def test_a_window_is_one_whole_frame(index: LayerIndex, spoil: Callable[[bytes], bytes]) -> None:
+    good = index.local_window(index.checkpoint(1))
+    assert good
+    stored = spoil(good)
+    digest = blake3(stored).digest(layout.WINDOW_DIGEST_BYTES)
+    point = replace(index.checkpoint(1), window_stored_bytes=len(stored), window_digest=digest)
+    with pytest.raises(RefusedError, match="window of checkpoint 1"):
+        index.restart_point(point, stored)
