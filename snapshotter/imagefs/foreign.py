@@ -7,8 +7,9 @@ lazy for as long as somebody stands on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Protocol
 
 from snapshotter.content import Digest
@@ -47,23 +48,28 @@ class ForeignIndexes:
 
     def doubtful(self, document: ImageDocument) -> dict[Layer, str]:
         """The layers that are here by an index that does not count for this image, and why."""
-        return self._doubtful(document.layers, [document.repository])
+        ring = cache(self.trust.keys.read)
+        return self._doubtful(document.layers, [document.repository], ring)
 
-    def doubts_of(self, layer: Layer) -> dict[Layer, str]:
-        """As `doubtful`, of one layer and whatever repository is known to have given it."""
-        places = [origin.repository for origin in self._catalog.origins(layer.blob)]
-        return self._doubtful([layer], ["", *places])
+    def doubts_of(self, layers: Iterable[Layer]) -> dict[Layer, str]:
+        """As `doubtful`, for whatever repositories are known to have given each layer."""
+        ring = cache(self.trust.keys.read)
+        found: dict[Layer, str] = {}
+        for layer in layers:
+            places = [origin.repository for origin in self._catalog.origins(layer.blob)]
+            found |= self._doubtful([layer], ["", *places], ring)
+        return found
 
-    async def renew(self, layer: Layer) -> dict[Layer, str]:
-        """`doubts_of`, once it was asked beside the images that have the layer who else vouches for
-        the very same: a key was changed, and the images were signed with the next one."""
-        doubts = self.doubts_of(layer)
+    async def renew(self, layers: Sequence[Layer]) -> dict[Layer, str]:
+        """`doubts_of`, once it was asked beside the images that have them who else vouches for the
+        very same: a key was changed, and the images were signed with the next one."""
+        doubts = self.doubts_of(layers)
         if self.lookup is None or not doubts:
             return doubts
-        images = [image for blob in self._blobs(layer) for image in self._images(blob)]
+        images = [image for layer in doubts for image in self._images(layer.blob)]
         for document in list(dict.fromkeys(images))[:PLACES]:
             await self.look(document, list(self.doubtful(document)))
-            doubts = self.doubts_of(layer)
+            doubts = self.doubts_of(layers)
             if not doubts:
                 break
         return doubts
@@ -77,8 +83,9 @@ class ForeignIndexes:
             for repository in image.repositories
         ]
 
-    def _doubtful(self, layers: Iterable[Layer], places: Sequence[str]) -> dict[Layer, str]:
-        ring: Keyring | None = None
+    def _doubtful(
+        self, layers: Iterable[Layer], places: Sequence[str], ring: Callable[[], Keyring]
+    ) -> dict[Layer, str]:
         found = {}
         for layer in layers:
             for blob in self._blobs(layer):
@@ -89,8 +96,7 @@ class ForeignIndexes:
                     if not (provenance.vouched or self._shelf.is_noting(blob)):
                         found[replace(layer, blob=blob)] = _GONE
                     continue
-                ring = ring or self.trust.keys.read()
-                faults = [self.trust.fault(provenance, place, ring) for place in places]
+                faults = [self.trust.fault(provenance, place, ring()) for place in places]
                 if None not in faults:
                     found[replace(layer, blob=blob)] = str(faults[-1])
         return found

@@ -34,9 +34,9 @@ def _nothing() -> None:
 class Others(Protocol):
     """Indexes that others made (foreign.py)."""
 
-    async def renew(self, layer: Layer) -> dict[Layer, str]:
-        """What is here of the layer's view by indexes that count for it no more, and why not, once
-        it was asked within a budget whether somebody who is trusted vouches for the same."""
+    async def renew(self, layers: Sequence[Layer]) -> dict[Layer, str]:
+        """What is here of the layers' views by indexes that count for them no more, and why not,
+        once it was asked within a budget whether somebody trusted vouches for the same."""
         ...
 
     async def discard(self, doubtful: dict[Layer, str]) -> str | None:
@@ -93,11 +93,10 @@ class Layers:
         """Mount every lazy entry, lowest first; UnavailableError if an index comes too late."""
         deadline_s = self._clock.monotonic_s() + wait_s
         below: list[tuple[StackEntry, str]] = []
+        await self._without_doubt(stack)
         for entry in stack:
-            if entry.layer is not None:
-                await self._without_doubt(entry)
-                if self._known(entry) is None:
-                    self._job(entry)
+            if entry.layer is not None and self._known(entry) is None:
+                self._job(entry)
         for entry in stack:
             key = ""
             if entry.layer is not None:
@@ -106,23 +105,31 @@ class Layers:
             below.append((entry, key))
         self.when_mounted()
 
-    async def _without_doubt(self, entry: StackEntry) -> None:
+    async def _without_doubt(self, stack: Sequence[StackEntry]) -> None:
         """An index that counts no more leads to no new mount, nor do the bytes that it let in.
 
-        What is mounted of the layer stays, and is what is shown.
+        What containers see of the layer stays until the last has gone, and is what is shown.
         """
-        layer, view = entry.layer, entry.view
-        if layer is None or view is None:
-            return
-        if any(m.layer == layer and not m.suspect for m in self._mounts.of_view(view)):
-            return
-        doubts = await self._others.renew(Layer(layer, view, view, 0))
-        if not doubts:
-            return
-        kept = await self._others.discard(doubts)
-        if kept is not None:
-            raise UnavailableError(kept)
-        log.warning("layer %s is brought anew: %s", layer, "; ".join(doubts.values()))
+        layers = [
+            Layer(entry.layer, entry.view, entry.view, 0)
+            for entry in stack
+            if entry.layer is not None and entry.view is not None
+        ]
+        found = await self._others.renew(layers)
+        for layer in dict.fromkeys(layers):
+            doubts = {each: why for each, why in found.items() if each.diff_id == layer.diff_id}
+            if not doubts or await self._is_seen(layer):
+                continue
+            kept = await self._others.discard(doubts)
+            if kept is not None:
+                raise UnavailableError(kept)
+            log.warning("layer %s is brought anew: %s", layer.blob, "; ".join(doubts.values()))
+
+    async def _is_seen(self, layer: Layer) -> bool:
+        mounted = self._mounts.of_view(layer.diff_id)
+        if not any(each.layer == layer.blob and not each.suspect for each in mounted):
+            return False
+        return await self._mounts.stood_on(layer.diff_id)
 
     def _known(self, entry: StackEntry) -> LayerIndex | None:
         """The entry's index, if it is here and of the view that the entry must show."""

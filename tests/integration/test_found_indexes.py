@@ -197,6 +197,22 @@ def test_a_key_that_is_taken_away_ends_what_it_signed_but_not_what_is_mounted(
     assert {layer["index_from"]["origin"] for layer in image["layers"]} == {"here"}
 
 
+def test_a_key_that_is_taken_away_counts_for_no_container_after_the_last_one(found: Found) -> None:
+    case = noisy("lost", 500_000)
+    reference = signed(found, case, "lost")
+    node = found.scene.node
+    assert node.pull(reference).lazy_layers == 2
+    with node.mounted(case.chain_id):
+        (found.trusted / "lost.pub").unlink()
+        with node.mounted(case.chain_id):  # beside one that shows it
+            layers = node.image(reference)["layers"]
+            assert {layer["index_from"]["origin"] for layer in layers} == {"signed"}
+    with node.mounted(case.chain_id) as root:
+        assert read_all(found.scene, case, root) == ["", ""]
+    layers = node.image(reference)["layers"]
+    assert {layer["index_from"]["origin"] for layer in layers} == {"here"}
+
+
 def test_a_key_that_was_changed_costs_a_new_mount_no_layer(found: Found) -> None:
     case = noisy("changed keys", 2_000_000)
     files = found.built(case)
@@ -204,6 +220,8 @@ def test_a_key_that_was_changed_costs_a_new_mount_no_layer(found: Found) -> None
     reference = found.offer(case, [first])
     node = found.scene.node
     assert node.pull(reference).lazy_layers == 2
+    with node.mounted(case.chain_id):  # the layers stay mounted for who comes next
+        pass
     second = found.key("second", trusted=True)
     found.offer(case, [first, artifact_of(case.documents[-1], files, keys=[second])])
     (found.trusted / "first.pub").unlink()

@@ -155,7 +155,7 @@ class Others:
         await self.answers.wait()
         return "there is none"
 
-    async def renew(self, layer: Layer) -> dict[Layer, str]:
+    async def renew(self, layers: Sequence[Layer]) -> dict[Layer, str]:
         return {}
 
     async def discard(self, doubtful: dict[Layer, str]) -> str | None:

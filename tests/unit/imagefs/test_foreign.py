@@ -120,8 +120,8 @@ async def test_a_view_that_another_repositorys_index_fills_does_not_count_either
     scene.come(UNSIGNED)
     document = replace(scene.image.document_in(OTHER), layers=(other,))
     assert list(scene.foreign.doubtful(document)) == [packed]
-    assert list(scene.foreign.doubts_of(other)) == [packed]
-    assert scene.foreign.doubts_of(packed) == {}
+    assert list(scene.foreign.doubts_of([other])) == [packed]
+    assert scene.foreign.doubts_of([packed]) == {}
 
 
 async def test_what_does_not_count_goes_or_is_the_reason(scene: Scene) -> None:
