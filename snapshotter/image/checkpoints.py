@@ -7,7 +7,7 @@ give them are kept that long. Points go on in the order in which they came. Pure
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from typing import NamedTuple
 
 from ioengine.inflate import WINDOW_BYTES
 from snapshotter.image.stream import RestartPoint
@@ -17,15 +17,20 @@ MOST_KEPT_BYTES = 512 * 1024
 _BEFORE_BYTES = 64
 """A decoder reads ahead: a point may lie a little before the piece that it was found in."""
 
-GoOn = Callable[[RestartPoint, bytes, bool], None]
-"""Takes a point, the stored bytes from its place on, and whether they go to the blob's end."""
+
+class Passed(NamedTuple):
+    """A point that goes on, and the stored bytes from its place on; ``is_all``: all there are."""
+
+    point: RestartPoint
+    behind: bytes
+    is_all: bool
 
 
 class Checkpoints:
-    """The points that wait. ``fed`` after each piece, ``end`` after the last."""
+    """The points that wait. ``fed`` after each piece, ``end`` after the last; each gives those that
+    wait no more, in order."""
 
-    def __init__(self, go_on: GoOn) -> None:
-        self._go_on = go_on
+    def __init__(self) -> None:
         self._waiting: deque[RestartPoint] = deque()
         self._kept = bytearray()
         self._kept_from = 0
@@ -34,29 +39,32 @@ class Checkpoints:
         """A point that was found in the piece that is being decoded."""
         self._waiting.append(point)
 
-    def fed(self, data: memoryview, out_offset: int) -> None:
+    def fed(self, data: memoryview, out_offset: int) -> list[Passed]:
         """All of ``data``, the piece behind the last one, was decoded up to ``out_offset``."""
         self._kept += data
+        passed = []
         while self._waiting and self._may_go(self._waiting[0], out_offset):
-            self._go(self._waiting.popleft(), is_all=False)
+            passed.append(self._pass(self._waiting.popleft(), is_all=False))
         end = self._kept_from + len(self._kept)
         wanted = self._waiting[0].in_offset if self._waiting else end - _BEFORE_BYTES
         if wanted > self._kept_from:
             del self._kept[: wanted - self._kept_from]
             self._kept_from = wanted
+        return passed
 
-    def end(self) -> None:
+    def end(self) -> list[Passed]:
         """Nothing more comes."""
-        while self._waiting:
-            self._go(self._waiting.popleft(), is_all=True)
+        passed = [self._pass(point, is_all=True) for point in self._waiting]
+        self._waiting.clear()
+        return passed
 
     def _may_go(self, point: RestartPoint, out_offset: int) -> bool:
         if not point.window or out_offset - point.out_offset >= WINDOW_BYTES:
             return True
         return self._kept_from + len(self._kept) - point.in_offset > MOST_KEPT_BYTES
 
-    def _go(self, point: RestartPoint, *, is_all: bool) -> None:
+    def _pass(self, point: RestartPoint, *, is_all: bool) -> Passed:
         behind = b""
         if point.window and point.in_offset >= self._kept_from:
             behind = bytes(self._kept[point.in_offset - self._kept_from :])
-        self._go_on(point, behind, is_all)
+        return Passed(point, behind, is_all)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from blake3 import blake3
 
 from snapshotter.content import CHUNK_BYTES, Compression, Digest
 from snapshotter.errors import CorruptError, InvalidArgumentError, RefusedError, restated
-from snapshotter.image.checkpoints import Checkpoints
+from snapshotter.image.checkpoints import Checkpoints, Passed
 from snapshotter.image.detect import DETECT_BYTES, detect
 from snapshotter.image.gzip import GzipStream, trimmed
 from snapshotter.image.index import LayerIndex
@@ -112,7 +112,7 @@ class LayerIndexer:
         self._held = bytearray()
         self._ends: list[int] = []
         self._chunk_digests = bytearray()
-        self._points = Checkpoints(self._pass_point)
+        self._points = Checkpoints()
         self._passed: list[Future[None]] = []
         self._last_point = 0
         self._longest_run = 0
@@ -219,7 +219,7 @@ class LayerIndexer:
             if self._filled < _BLOCK_BYTES:
                 break
             self._pass_block(stream.out_offset)
-        self._points.fed(piece, stream.out_offset)
+        self._pass_points(self._points.fed(piece, stream.out_offset))
 
     def _open_stream(self, prefix: bytes) -> PlainStream:
         self._compression = detect(prefix, str(self.layer))
@@ -241,8 +241,8 @@ class LayerIndexer:
         self._last_point = point.out_offset
         self._points.add(point)
 
-    def _pass_point(self, point: RestartPoint, behind: bytes, is_all: bool) -> None:
-        self._passed.append(self._worker.submit(self._take_point, point, behind, is_all))
+    def _pass_points(self, points: Iterable[Passed]) -> None:
+        self._passed += [self._worker.submit(self._take_point, *passed) for passed in points]
 
     def _check_bomb(self, stream: PlainStream) -> None:
         limits = self._limits
@@ -336,7 +336,7 @@ class LayerIndexer:
                 self._decode(memoryview(self._held))
                 assert self._stream is not None  # the whole blob is here, so it was detected
                 self._stream.finish()
-                self._points.end()
+                self._pass_points(self._points.end())
                 if self._filled:
                     self._pass_block(self._stream.out_offset)
         except RefusedError as fault:

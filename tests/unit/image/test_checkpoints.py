@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapshotter.image import checkpoints
-from snapshotter.image.checkpoints import Checkpoints
+from snapshotter.image.checkpoints import Checkpoints, Passed
 from snapshotter.image.gzip import GzipStream, trimmed
 from snapshotter.image.stream import PointKind, RestartPoint
 from tests.unit.image.layers import index_of, member, members, text
@@ -77,11 +77,11 @@ def test_a_window_stays_whole_where_too_little_or_nonsense_follows() -> None:
     assert trimmed(last, few, is_all=True) is last
 
 
-def fed(blob: bytes, piece_bytes: int) -> list[tuple[RestartPoint, bytes, bool]]:
+def fed(blob: bytes, piece_bytes: int) -> list[Passed]:
     """What goes on of the points of ``blob``, which comes in pieces; in their order."""
     found: list[RestartPoint] = []
-    gone: list[tuple[RestartPoint, bytes, bool]] = []
-    waiting = Checkpoints(lambda *given: gone.append(given))
+    gone: list[Passed] = []
+    waiting = Checkpoints()
     stream = GzipStream(spacing_bytes=16 * 1024, chunk_bytes=4096)
     room = memoryview(bytearray(4 << 20))
     for at in range(0, len(blob), piece_bytes):
@@ -90,8 +90,8 @@ def fed(blob: bytes, piece_bytes: int) -> list[tuple[RestartPoint, bytes, bool]]
         for point in stream.take_points():
             found.append(point)
             waiting.add(point)
-        waiting.fed(data, stream.out_offset)
-    waiting.end()
+        gone += waiting.fed(data, stream.out_offset)
+    gone += waiting.end()
     assert [point for point, _, _ in gone] == found
     return gone
 
@@ -114,10 +114,10 @@ def test_points_go_on_in_order_each_with_what_follows_it(piece_bytes: int) -> No
 def test_what_is_kept_for_points_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "MOST_KEPT_BYTES", 1000)
     gone: list[int] = []
-    waiting = Checkpoints(lambda point, behind, is_all: gone.append(len(behind)))
+    waiting = Checkpoints()
     waiting.add(RestartPoint(10, 500, PointKind.BLOCK, 0, b"window"))
     for _ in range(11):  # a stream of empty blocks: nothing comes out
-        waiting.fed(memoryview(bytes(100)), 500)
+        gone += [len(one.behind) for one in waiting.fed(memoryview(bytes(100)), 500)]
     assert gone == [1090]
 
 
