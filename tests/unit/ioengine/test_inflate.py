@@ -26,7 +26,7 @@ def member(plain: bytes) -> bytes:
 
 PLAIN = plain_bytes(200_000)
 SECOND = 96_000
-"""Where the second member with something in it begins: no point lies close before."""
+"""Where the second member with something in it begins."""
 STORED = member(PLAIN[:SECOND]) + member(b"") + member(PLAIN[SECOND:])
 
 
@@ -48,12 +48,21 @@ def test_points_and_ends_are_recorded_and_in_order(with_isal: bool) -> None:
     assert (inflater.in_offset, inflater.out_offset) == (len(STORED), len(PLAIN))
     assert len(inflater.ends) == len(PLAIN) // CHUNK_BYTES
     assert inflater.ends == sorted(inflater.ends)
-    assert [point.member for point in inflater.points].count(True) >= 1
     assert len(inflater.points) >= 7
     for point in inflater.points:
         begin = 0 if point.out_offset <= SECOND else SECOND  # no member reaches into another
         window = PLAIN[begin : point.out_offset][-32768:]
         assert point.window == (b"" if point.member else window)
+
+
+@pytest.mark.parametrize("with_isal", [False, True])
+def test_a_member_is_a_point_without_a_window_where_one_is_due(with_isal: bool) -> None:
+    inflater = Inflater(spacing_bytes=SECOND, chunk_bytes=CHUNK_BYTES, with_isal=with_isal)
+    assert inflated(inflater, STORED) == PLAIN
+    first = inflater.points[0]
+    assert (first.member, first.window, first.out_offset) == (True, b"", SECOND)
+    later = Inflater(at=first, with_isal=with_isal)
+    assert inflated(later, STORED[first.in_offset :]) == PLAIN[SECOND:]
 
 
 @pytest.mark.parametrize("made_by_isal", [False, True])
