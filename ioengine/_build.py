@@ -23,6 +23,7 @@ SOURCES = (
     "streams.c",
     "views.c",
     "inflate.c",
+    "inflate_decode.c",
     "inflate_isal.c",
     "inflate_trim.c",
     "bits.c",
