@@ -19,6 +19,7 @@ from snapshotter.content import BlobRef, Digest
 from snapshotter.errors import ConfigError, CorruptError, EmberError, NotFoundError, RefusedError
 from snapshotter.image import index_layout
 from snapshotter.image.index import LayerIndex
+from snapshotter.image.indexer import IndexLimits
 from snapshotter.image.limits import ScanLimits
 from snapshotter.image.scan import TarLayerScanner
 from snapshotter.image.windows import WindowFile
@@ -291,13 +292,18 @@ async def test_one_image_without_an_index_is_all_platforms(tmp_path: Path) -> No
     assert str(found.manifest_digest) == digest(CASE.documents[-1])
 
 
-def _index(directory: Path) -> LayerIndex:
+def _index(directory: Path, spacing_bytes: int = 64 * 1024) -> LayerIndex:
     directory.mkdir()
-    return index_of_layer(BLOBS[0].data, None, directory, scanner=TarLayerScanner(ScanLimits()))
+    scanner = TarLayerScanner(ScanLimits())
+    limits = IndexLimits(spacing_bytes=spacing_bytes)
+    return index_of_layer(BLOBS[0].data, None, directory, limits=limits, scanner=scanner)
 
 
 def test_indexes_that_mean_the_same_do_not_differ(tmp_path: Path) -> None:
-    assert differences(_index(tmp_path / "one"), _index(tmp_path / "other")) == []
+    one, sparser = _index(tmp_path / "one"), _index(tmp_path / "sparser", 1024 * 1024)
+    assert differences(one, _index(tmp_path / "other")) == []
+    assert one.checkpoint_count > sparser.checkpoint_count > 1
+    assert differences(one, sparser) == differences(sparser, one) == []
 
 
 def test_another_layout_of_the_same_files_is_no_difference_and_other_rights_are(
