@@ -84,7 +84,7 @@ class Arrivals:
             return await self._vouch(layer, offered, provenance)
         if self._is_built(layer.blob, layer.diff_id):
             return False
-        if not self._shelf.provenance(layer.blob).vouched:
+        if self._shelf.provenance(layer.blob).lingers:
             return False  # the view has to go first, with what another one let in
         return None
 

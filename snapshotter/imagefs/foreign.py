@@ -93,7 +93,7 @@ class ForeignIndexes:
                 if provenance.own:
                     continue
                 if self._missing(blob):
-                    if not (provenance.vouched or self._shelf.is_noting(blob)):
+                    if provenance.lingers:
                         found[replace(layer, blob=blob)] = _GONE
                     continue
                 faults = [self.trust.fault(provenance, place, ring()) for place in places]

@@ -36,7 +36,8 @@ class Origin(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """``key`` is the id of the key that signed it, ``artifact`` the manifest that brought it;
-    ``view`` is what its layer is said to unpack to.
+    ``view`` is what its layer is said to unpack to. ``lost``: the index was here and has gone, and
+    bytes that it let in may be here yet.
 
     ``repositories`` have offered this very index (its file has the digest ``index``), with its
     windows file, ``windows``. ``compared``: it was derived again from the layer's
@@ -51,6 +52,12 @@ class Provenance:
     windows: BlobRef | None = None
     compared: bool = False
     view: Digest | None = None
+    lost: bool = False
+
+    @property
+    def lingers(self) -> bool:
+        """Whether it may have let bytes in that nobody vouches for, though it is not here."""
+        return not self.vouched and (self.lost or self.origin is Origin.UNKNOWN)
 
     @property
     def vouched(self) -> bool:
@@ -97,6 +104,7 @@ def encode(provenance: Provenance) -> bytes:
         },
         "compared": provenance.compared,
         "view": _text(provenance.view),
+        "lost": provenance.lost,
     }
     return json.dumps(document, indent=1).encode()
 
@@ -119,6 +127,7 @@ def decode(data: bytes) -> Provenance:
             None if windows is None else _blob(windows),
             document["compared"] is True,
             _digest(document["view"]),
+            document["lost"] is True,
         )
     except (
         ValueError,
@@ -162,5 +171,5 @@ def write_provenance(index: Path, provenance: Provenance) -> None:
 def remove_strays(directory: Path) -> None:
     """Of indexes that are not there, a killed daemon's; for a start only."""
     for path in directory.glob(f"*{PROVENANCE_SUFFIX}"):
-        if not path.with_suffix(".idx").exists() and read_provenance(path).vouched:
+        if not path.with_suffix(".idx").exists() and not read_provenance(path).lingers:
             path.unlink(missing_ok=True)

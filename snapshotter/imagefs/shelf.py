@@ -12,7 +12,7 @@ import logging
 import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ioengine.directories import sync_directory
@@ -90,8 +90,7 @@ class Shelf:
         except NotFoundError:
             return None
         except RefusedError as error:
-            self._put_aside(path, error, lasting=not self.provenance(blob).vouched)
-            self._provenance.pop(blob, None)
+            self._put_aside(blob, error)
             return None
         self._open[blob] = index
         while len(self._open) > OPEN_INDEXES:
@@ -138,10 +137,6 @@ class Shelf:
         if view is not None:
             self._strangers.get(view, {}).pop(blob, None)
 
-    def is_noting(self, blob: Digest) -> bool:
-        """Whether an index of ``blob`` is just arriving."""
-        return blob in self._noting
-
     @contextlib.contextmanager
     def noting(self, blob: Digest) -> Iterator[None]:
         """For as long as a thread calls `vouch`, and puts an index there after it.
@@ -177,18 +172,25 @@ class Shelf:
         self._provenance.pop(blob, None)
         self._forget_stranger(blob)
 
-    def _put_aside(self, path: Path, error: RefusedError, *, lasting: bool) -> None:
-        """Keep the last few for whoever wants to know what was wrong with them.
+    def _note_loss(self, blob: Digest) -> bool:
+        """Before an index goes: whether its note stays, for as long as the bytes that it let in."""
+        provenance = self.provenance(blob)
+        if not provenance.vouched:
+            self.vouch(blob, replace(provenance, lost=True))
+        return not provenance.vouched
 
-        ``lasting``: the note whose it was stays for as long as the bytes that it let in.
-        """
+    def _put_aside(self, blob: Digest, error: RefusedError) -> None:
+        """Keep the last few for whoever wants to know what was wrong with them."""
+        path = self.path(blob)
         broken = path.with_suffix(_BROKEN)
         log.error("index %s is unusable and put aside as %s: %s", path, broken, error)
         try:
+            lasting = self._note_loss(blob)
             _remove(broken)
             path.replace(broken)
             if not lasting:
                 self._forget_provenance(path)
+                self._provenance.pop(blob, None)
         except OSError as failure:
             raise UnavailableError(
                 f"{error}; nor can it be put aside ({failure.strerror}): move it away"
@@ -224,7 +226,10 @@ class Shelf:
                         self.index_another(view, origin)
 
     def drop(self, blob: Digest, *, with_note: bool = True) -> None:
-        """Forget and delete the index of ``blob``; without its note if its bytes are here yet."""
+        """Forget and delete the index of ``blob``; without its note if its bytes are here yet:
+        OSError then, if that can't be noted."""
+        if not with_note:
+            self._note_loss(blob)
         self._open.pop(blob, None)
         for suffix in (".idx", ".win", _BROKEN):
             _remove(self.path(blob).with_suffix(suffix))

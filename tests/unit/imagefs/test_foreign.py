@@ -244,3 +244,13 @@ def test_a_length_without_end_is_no_length() -> None:
     whole = Provenance(Origin.SIGNED, "f" * 64, windows=BlobRef("r/n", digest_of(b"w"), 7))
     assert decode(encode(whole)) == whole
     assert decode(encode(whole).replace(b": 7", b": 1e999")) == Provenance(Origin.UNKNOWN)
+
+
+async def test_a_note_whose_index_never_came_leaves_no_doubt(scene: Scene) -> None:
+    """A kill, or a full disk, between the two: nothing was let in."""
+    layer = scene.image.layers[0]
+    scene.shelf.path(layer.blob).unlink()
+    scene.come(replace(UNSIGNED, view=layer.diff_id))
+    assert scene.doubted(OTHER) == []
+    remove_strays(scene.image.directory)
+    assert not scene.shelf.path(layer.blob).with_suffix(".from").exists()
