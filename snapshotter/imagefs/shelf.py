@@ -135,7 +135,10 @@ class Shelf:
     def _forget_stranger(self, blob: Digest) -> None:
         view = self._filled.pop(blob, None)
         if view is not None:
-            self._strangers.get(view, {}).pop(blob, None)
+            blobs = self._strangers[view]
+            del blobs[blob]
+            if not blobs:
+                del self._strangers[view]
 
     @contextlib.contextmanager
     def noting(self, blob: Digest) -> Iterator[None]:
