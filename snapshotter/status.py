@@ -173,8 +173,8 @@ def _notes(parts: Parts) -> list[str]:
     notes += parts.foreign.trust.notes()
     for wrong in parts.verdicts.wrong()[:WRONG_NOTED]:
         notes.append(
-            f"an index of layer {wrong.layer} that {wrong.repository} gave was WRONG"
-            f" ({wrong.reason}); its artifact {wrong.artifact} is never used again"
+            f"an index of layer {wrong.layer} {wrong.source} was WRONG"
+            f" ({wrong.reason}){wrong.consequence}"
         )
     count = parts.decider.unlabelled
     if count:

@@ -189,17 +189,17 @@ class Comparison:
         """
         means, blob, view = self._means, index.layer, index.diff_id
         repository = next(iter(provenance.repositories), "")
+        wrong = Wrong(blob, provenance.artifact, repository, verdict.fault)
         log.critical(
-            "THE INDEX of layer %s (%s) that came unsigned from %s IS WRONG: %s. What read it may"
-            " have seen what the image does not hold; its artifact %s is never used again",
+            "THE INDEX of layer %s (%s) %s IS WRONG: %s. What read it may have seen what the image"
+            " does not hold%s",
             blob,
             ", ".join(means.catalog.names_of_blob(blob)) or "of no image that is known",
-            repository,
+            wrong.source,
             verdict.fault,
-            provenance.artifact,
+            wrong.consequence,
         )
         means.count("wrong")
-        wrong = Wrong(blob, provenance.artifact, repository, verdict.fault)
         await means.verdicts.condemn(wrong, means.clock.wall_ns())
         await means.blame(blob, view, f"an index of it from elsewhere was wrong: {verdict.fault}")
         await asyncio.to_thread(means.mounts.mark_suspect, self._stand_on(blob))

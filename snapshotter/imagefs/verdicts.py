@@ -47,6 +47,16 @@ class Wrong:
     repository: str
     reason: str
 
+    @property
+    def source(self) -> str:
+        """Where it came from, as words behind what it is."""
+        return f"that came from {self.repository}" if self.repository else "of unknown origin"
+
+    @property
+    def consequence(self) -> str:
+        """What is done about it, to end a sentence; empty if nobody knows what brought it."""
+        return f"; its artifact {self.artifact} is never used again" if self.artifact else ""
+
 
 class Verdicts:
     """Life story: ``load`` once, then note and ask."""

@@ -17,7 +17,8 @@ from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.layer_mounts import LayerMounts
 from snapshotter.imagefs.mounted import Mounted
 from snapshotter.imagefs.provenance import Origin, Provenance
-from snapshotter.imagefs.verdicts import Verdicts
+from snapshotter.imagefs.verdicts import Verdicts, Wrong
+from snapshotter.oci.documents import digest_of
 from tests.fakes.hand_clock import HandClock
 from tests.indexes import with_set_uid
 from tests.unit.imagefs.others import REPOSITORY, Elsewhere, Looking
@@ -136,3 +137,12 @@ async def test_a_kill_leaves_the_index_to_the_next_daemon_or_nobody_on_it(
         assert not left or not looking.shelf.provenance(blob).own
         assert left == (steps < STEPS)
         assert left or node.dropped  # the metadata that it was mounted by
+
+
+def test_what_nobody_knows_of_a_wrong_index_is_not_told() -> None:
+    blob = digest_of(b"layer")
+    known = Wrong(blob, digest_of(b"artifact"), "registry.example/app", "why")
+    assert known.source == "that came from registry.example/app"
+    assert str(digest_of(b"artifact")) in known.consequence
+    unknown = Wrong(blob, None, "", "why")
+    assert (unknown.source, unknown.consequence) == ("of unknown origin", "")
