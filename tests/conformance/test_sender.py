@@ -23,6 +23,8 @@ from tests.fakes.certificates import Authority
 from tests.fakes.http2_wire import speak_http2
 from tests.fakes.http_server import Answer, HttpServer, Seen
 
+pytestmark = pytest.mark.timeout(20)
+
 DATA = random.Random(5).randbytes(3_000_000)
 LIMITS = TransportLimits(connect_s=2, idle_s=0.4, connections_per_host=16)
 
@@ -112,7 +114,7 @@ SUBJECTS = {"http1": http1, "http1 over tls": http1_over_tls, "http2": http2}
 
 @pytest.fixture(params=SUBJECTS)
 async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
-    async with asyncio.timeout(20), SUBJECTS[request.param](tmp_path) as made:
+    async with SUBJECTS[request.param](tmp_path) as made:
         yield made
 
 

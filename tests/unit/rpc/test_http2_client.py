@@ -18,7 +18,7 @@ from snapshotter.rpc.http2.frames import Fault, Kind
 from snapshotter.rpc.http2.stream import framed
 from tests.fakes.upstream import Upstream, fail, reply
 
-LIMIT_S = 20.0
+pytestmark = pytest.mark.timeout(20)
 MOST_BYTES = 16 << 20
 METHOD = "/some.Service/Method"
 
@@ -45,7 +45,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
 
 @pytest.fixture
 async def upstream(tmp_path: Path) -> AsyncIterator[Upstream]:
-    async with asyncio.timeout(LIMIT_S), Upstream(tmp_path / "s") as made:
+    async with Upstream(tmp_path / "s") as made:
         yield made
 
 
@@ -218,7 +218,7 @@ async def test_a_server_that_does_as_it_likes_fails_its_calls(
     tmp_path: Path, channel: Channel, name: str
 ) -> None:
     answers, code = ODD[name]
-    async with asyncio.timeout(LIMIT_S), odd_server(tmp_path / "s", *answers):
+    async with odd_server(tmp_path / "s", *answers):
         assert (await refused(ask(channel)))[0] is code
 
 
