@@ -138,7 +138,7 @@ class Job:
                 rounds = 0 if progress else rounds + 1
                 if after and not (progress and wait_s is None):
                     await self._crew.clock.sleep(max(wait_s or 0, self._backoff_s(rounds)))
-        except (NoSpaceError, FailedPreconditionError) as error:
+        except (NoSpaceError, FailedPreconditionError, NotFoundError) as error:
             self._fail(error)
         except Exception:
             log.exception("a fetch of %s broke", self._view.digest)
@@ -168,7 +168,10 @@ class Job:
         """
         sources = self._crew.sources.of_view(self._view.digest)
         if not sources:
-            self._note("sources", "no layer is known that unpacks to this view")
+            why = "no layer is known that unpacks to this view"
+            if not (self.demand or self.lasting):  # its image was removed: nobody reads it
+                raise NotFoundError(f"{self._view.digest}: {why}")
+            self._note("sources", why)
         rests: list[float] = []
         for tier in self._crew.ranking.order():
             for source in sources:

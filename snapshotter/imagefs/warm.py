@@ -202,6 +202,9 @@ class Warmer:
                     await self._road.complete(view, at_once=WINDOWS_AT_ONCE)
                 except DeadlineError as error:
                     late = restated(error)
+                except NotFoundError:  # its index went, perhaps with another image
+                    if not self._catalog.images_of_blob(blob.digest):
+                        raise
                 if await self._views.whole(view):
                     return
                 stuck = before is not None and before == self._views.here_bytes(view)
@@ -244,6 +247,8 @@ class Warming:
             done, left = await asyncio.wait(
                 left, timeout=wait_s, return_when=asyncio.FIRST_EXCEPTION
             )
+        if not self._warmer.is_known(self._document.manifest):
+            raise NotFoundError(f"{self._document.reference} was removed meanwhile")
         for task in done:
             if task.cancelled():
                 raise UnavailableError("this daemon is stopping; ask again when it is back")
@@ -252,8 +257,6 @@ class Warming:
                 await self._warmer.refused(self._document, error)
             if error is not None:
                 raise restated(error) if isinstance(error, EmberError) else error
-        if not self._warmer.is_known(self._document.manifest):
-            raise NotFoundError(f"{self._document.reference} was removed meanwhile")
         return not left
 
     def progress(self) -> list[LayerProgress]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from snapshotter.content import Digest, Extent
-from snapshotter.errors import NoSpaceError, UnavailableError
+from snapshotter.errors import NoSpaceError, NotFoundError, UnavailableError
 from tests.unit.fetch.conftest import Bench, until
 from tests.unit.fetch.forms import FORMS, PLAIN
 from tests.unit.image.layers import member
@@ -146,3 +146,17 @@ async def test_no_room_is_said_at_once(bench: Bench, monkeypatch: pytest.MonkeyP
     with pytest.raises(NoSpaceError, match="no space"):
         await bench.road.complete(view, at_once=3)
     await until(lambda: not bench.road.is_working(view))
+
+
+async def test_a_fill_of_a_view_whose_layers_are_forgotten_ends_at_once(bench: Bench) -> None:
+    view = bench.layers.add(PLAIN, PLAIN, bench.tiers)
+    assert await bench.read(view, 0, 100) == PLAIN[:100]
+    bench.tier.always = "unavailable"
+    filling = asyncio.create_task(bench.road.complete(view))
+    await until(lambda: len(bench.tier.asked) > 2)
+    forgotten = bench.layers.sources.pop(view)
+    with pytest.raises(NotFoundError, match="no layer is known"):
+        await filling
+    bench.tier.always = ""
+    bench.layers.sources[view] = forgotten
+    assert await bench.read(view, 0, len(PLAIN)) == PLAIN

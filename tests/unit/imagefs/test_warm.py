@@ -279,6 +279,20 @@ async def test_a_deadline_is_only_the_end_if_nothing_came(stage: Stage) -> None:
         await stage.warm(document)
 
 
+async def test_a_layer_whose_index_goes_meanwhile_is_brought_nevertheless(stage: Stage) -> None:
+    document = stage.document("")
+    blob = document.layers[0].blob
+    stage.road.script = [(100, NotFoundError("no layer is known"))]
+    stage.road.gate.clear()
+    warming = asyncio.create_task(stage.warm(document))
+    await until(lambda: stage.road.running == 1)
+    stage.shelf.drop(blob)
+    stage.road.gate.set()
+    await warming
+    assert stage.shelf.get(blob) is not None
+    assert stage.views.here == {document.layers[0].diff_id: len(PLAIN)}
+
+
 async def test_an_image_that_is_removed_meanwhile_is_not_brought_back(stage: Stage) -> None:
     document = stage.document("")
     stage.road.gate.clear()
