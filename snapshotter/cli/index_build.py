@@ -186,6 +186,11 @@ async def _source(
         finally:
             await containerd.close()
     elif kind in _LAYOUTS and colon and rest:
+        if kind == "containerd" and parse_reference(order.image).digest is None:
+            raise ConfigError(
+                f"--source {order.source}: containerd's directory knows no names; give the image "
+                "with its digest, NAME@sha256:…, as `ctr images ls` shows it"
+            )
         yield open_layout(kind, rest)
     else:
         raise ConfigError(

@@ -6,6 +6,7 @@ that ``remove_leftovers`` takes away at the next start.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -124,7 +125,8 @@ class WindowsWriter:
     def discard(self) -> None:
         """Remove the temporary file, if there still is one."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what it still had to write is given up
+                self._file.close()
             self._temporary.unlink(missing_ok=True)
 
 

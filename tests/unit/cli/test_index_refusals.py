@@ -50,6 +50,12 @@ def test_a_path_that_is_not_there_is_asked_of_no_registry(quick: Ci, name: str) 
     assert f"{name}: there is no such file" in result.stderr
 
 
+def test_a_directory_of_containerd_wants_a_digest(quick: Ci) -> None:
+    result = quick.ember("build", "example.org/app:1", "--source", f"containerd:{quick.home}")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "give the image with its digest" in result.stderr
+
+
 def test_an_unsigned_artifact_is_named_and_not_trusted(quick: Ci) -> None:
     reference = offered(quick.registry, CASE)
     quick.told("build", reference)

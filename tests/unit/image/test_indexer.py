@@ -9,6 +9,7 @@ import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +22,7 @@ from snapshotter.errors import (
     NoSpaceError,
     RefusedError,
 )
+from snapshotter.image import index_writer
 from snapshotter.image.decode import Decoder, plan
 from snapshotter.image.indexer import IndexLimits, LayerIndexer
 from snapshotter.image.limits import ScanLimits
@@ -203,6 +205,20 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     with patch.context() as patched:
         patched.setattr(os, "fsync", refuse)
         with pytest.raises(NoSpaceError, match=r"no space for .*free some"):
+            index_of(blob, PLAIN, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_for_the_windows_is_named(tmp_path: Path) -> None:
+    blob = member(PLAIN, memory_level=1)
+    real = index_writer.open_private
+
+    def full(path: Path) -> BinaryIO:
+        return Path("/dev/full").open("wb") if ".win" in path.name else real(path)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(index_writer, "open_private", full)
+        with pytest.raises(NoSpaceError, match=r"no space for .*\.win.*free some"):
             index_of(blob, PLAIN, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
