@@ -18,7 +18,7 @@ from tests.unit.image.layers import SMALL, frame, skippable, tar, text
 
 FILES = [(f"usr/lib/f{n}", text(random.Random(n).randrange(100, 40_000), n)) for n in range(40)]
 PLAIN = tar(FILES)
-PART = 16_000
+PART = 17_000
 
 
 def cut(plain: bytes, size: int) -> list[bytes]:
