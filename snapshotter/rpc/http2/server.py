@@ -33,6 +33,7 @@ _NOT_METADATA: Final = ("te", "content-type", "grpc-timeout", "grpc-accept-encod
 _BACKLOG: Final = 1024
 _MOST_CONNECTIONS: Final = 1024
 """Clients have one or two; descriptors are for reads that wait."""
+_SILENT_S: Final = 1.0
 _LARGE_BYTES: Final = 64 * 1024
 _MOST_HELD: Final = 4
 """So many of the longest requests may be on their way at once; small ones always may."""
@@ -87,6 +88,8 @@ class LoopServer:
         self.tasks: set[asyncio.Task[None]] = set()
         self.held_bytes = 0
         """Of requests that are not whole yet."""
+        self.silent_until_s = 0.0
+        """Nothing is said of what other clients do until then."""
         self._listening: asyncio.AbstractServer | None = None
 
     @property
@@ -233,7 +236,10 @@ class ServerConnection(Connection):
         self._leave(stream)
 
     def on_fault(self, what: str) -> None:
-        log.warning("a client's connection was closed: %s", what)
+        now_s, server = asyncio.get_running_loop().time(), self._server
+        if now_s >= server.silent_until_s:
+            server.silent_until_s = now_s + _SILENT_S
+            log.warning("a client's connection was closed: %s", what)
 
     def on_closed(self) -> None:
         self._server.connections.discard(self)

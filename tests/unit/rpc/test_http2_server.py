@@ -207,11 +207,16 @@ async def test_long_requests_that_never_end_are_bounded_together(path: Path) -> 
         assert await status_of(path) == "{}"
 
 
-async def test_connections_are_bounded(path: Path) -> None:
+async def test_connections_are_bounded_and_so_is_what_is_said_of_them(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     open_ones = [await asyncio.open_unix_connection(path) for _ in range(1024)]
-    reader, writer = await asyncio.open_unix_connection(path)
-    assert await Raw(reader, writer).fault() == Fault.ENHANCE_YOUR_CALM
-    for _, each in [*open_ones, (reader, writer)]:
+    for _ in range(20):
+        reader, writer = await asyncio.open_unix_connection(path)
+        assert await Raw(reader, writer).fault() == Fault.ENHANCE_YOUR_CALM
+        writer.close()
+    assert 1 <= caplog.text.count("too many connections") < 20
+    for _, each in open_ones:
         each.close()
     assert await status_of(path) == "{}"
 
