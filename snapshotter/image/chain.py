@@ -83,13 +83,24 @@ _NOTHING = Merged(Inode(Kind.WHITEOUT), ())
 class Spot:
     """A place in one single layer, reached through that layer's own symlinks, inside its root."""
 
-    __slots__ = ("_layer", "inode", "parent", "root")
+    __slots__ = ("_layer", "_parent", "inode")
 
     def __init__(self, layer: LowerLayer, parent: Spot | None) -> None:
         self._layer = layer
         self.inode = layer.inode
-        self.parent: Spot = parent or self
-        self.root: Spot = parent.root if parent else self
+        self._parent = parent
+        """None of the root: one that knew itself would keep its layer's file open."""
+
+    @property
+    def parent(self) -> Spot:
+        return self._parent or self
+
+    @property
+    def root(self) -> Spot:
+        here = self
+        while here._parent is not None:
+            here = here._parent
+        return here
 
     def follow(self, name: bytes) -> Spot | None:
         """Where ``name`` leads to from here; None if nowhere.
@@ -129,17 +140,21 @@ class _Place:
     ``covered``: an opaque mark of the layer itself, here or above, hides whatever is below.
     """
 
-    __slots__ = ("_below", "_spots", "covered", "directory", "name", "parent")
+    __slots__ = ("_below", "_parent", "_spots", "covered", "directory", "name")
 
     def __init__(
         self, directory: Inode, parent: _Place | None, name: bytes, *, covered: bool
     ) -> None:
         self.directory = directory
-        self.parent = parent or self
+        self._parent = parent
         self.name = name
         self.covered = covered
         self._below: Merged | None = None
         self._spots: Sequence[Spot | None] | None = None
+
+    @property
+    def parent(self) -> _Place:
+        return self._parent or self
 
     @classmethod
     def at_root(cls, directory: Inode, below: Merged) -> _Place:

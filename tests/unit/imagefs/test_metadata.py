@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import stat
@@ -43,6 +44,21 @@ def test_a_layer_that_needs_its_chain_gets_an_image_of_it(tmp_path: Path, algori
     assert made.path.exists()
     assert made.key.startswith(index.layer.hex)
     assert images.of(index, [(entry, "")]) == made
+
+
+def test_what_lies_below_is_not_kept_open(tmp_path: Path) -> None:
+    """A deleted file that is open keeps its room on the disk, and a descriptor."""
+    images = MetadataImages(tmp_path)
+    below, above = (index_of(plain, tmp_path, "sha256") for plain in (BELOW, ABOVE))
+    key = images.of(below, []).key
+    entry = StackEntry(1, "below", tmp_path, below.layer, None, below.diff_id)
+    gc.disable()
+    try:
+        assert images.of(above, [(entry, key)]).key != above.layer.hex
+        names = [each.resolve() for each in Path("/proc/self/fd").iterdir()]
+    finally:
+        gc.enable()
+    assert images.path(key) not in names
 
 
 def test_the_image_that_another_index_of_the_layer_gave_is_made_anew(tmp_path: Path) -> None:
