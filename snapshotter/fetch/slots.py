@@ -2,9 +2,9 @@
 
 Invariants: no more fetches run than there are slots, but for those promoted in mid-run; and no
 owner (a view) gets one more slot unless more are free than it has. So one whose origin hangs takes
-half of them, a second one a quarter, and a newcomer finds room. Demand that brings nothing for long
-is *silent*: background runs beside it, and who has nothing silent gets slots lent in its stead, up
-to a bound, however many origins hang. It does not know what is fetched.
+half of them, a second one a quarter, and a newcomer finds room. What brings nothing for long is
+*silent*: background runs beside such demand, and who has nothing silent gets slots lent in its
+stead, up to a bound, however many origins hang. It does not know what is fetched.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Slots:
     ) -> None:
         self._clock = clock
         self._look: Timer | None = None
-        self._demand: set[Ticket] = set()
+        self._at_work: set[Ticket] = set()
         self._sets = {
             True: _Set(demand_slots, most_of_one or demand_slots),
             False: _Set(background_slots, most_of_one or background_slots, most_from),
@@ -177,7 +177,7 @@ class Slots:
             return
         if ticket.running:
             self._sets[False].end(ticket)
-            self._begin(self._sets[True], ticket, demand=True)
+            self._begin(self._sets[True], ticket)
         elif ticket.turn is not None:
             self._sets[False].leave(ticket)
             self._sets[True].join(ticket)
@@ -189,7 +189,7 @@ class Slots:
         """The fetch has brought something."""
         ticket.heard_s = self._clock.monotonic_s()
         if ticket.silent:
-            self._sets[True].heard(ticket)
+            self._sets[ticket.demand].heard(ticket)
 
     async def give_way(self, ticket: Ticket, most_s: float) -> None:
         """A background fetch stands aside while demand runs, but no longer than ``most_s``."""
@@ -224,31 +224,30 @@ class Slots:
         finally:
             ticket.turn = None
 
-    def _begin(self, slots: _Set, ticket: Ticket, *, demand: bool) -> None:
+    def _begin(self, slots: _Set, ticket: Ticket) -> None:
         ticket.running = True
         ticket.heard_s = self._clock.monotonic_s()
         slots.enter(ticket)
-        if demand:
-            self._demand.add(ticket)
+        self._at_work.add(ticket)
 
     def _end(self, ticket: Ticket) -> None:
         ticket.running = False
-        self._demand.discard(ticket)
+        self._at_work.discard(ticket)
         self._sets[ticket.demand].end(ticket)
         self._next()
 
     def _watch(self) -> None:
         """Look for silent ones while anybody waits for their slots or for their end."""
-        wanted = bool(self._aside or self.queued) and any(not one.silent for one in self._demand)
+        wanted = bool(self._aside or self.queued) and any(not one.silent for one in self._at_work)
         if wanted and self._look is None:
             self._look = self._clock.call_later(_LOOK_S, self._look_for_silence)
 
     def _look_for_silence(self) -> None:
         self._look = None
         long_ago_s = self._clock.monotonic_s() - QUIET_S
-        for ticket in self._demand:
+        for ticket in self._at_work:
             if not ticket.silent and ticket.heard_s <= long_ago_s:
-                self._sets[True].hush(ticket)
+                self._sets[ticket.demand].hush(ticket)
         self._next()
 
     def _next(self) -> None:
@@ -263,6 +262,6 @@ class Slots:
     def _admit(self, *, demand: bool) -> None:
         slots = self._sets[demand]
         while (ticket := slots.next()) is not None:
-            self._begin(slots, ticket, demand=demand)
+            self._begin(slots, ticket)
             if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_result(None)

@@ -191,12 +191,14 @@ async def test_who_has_hung_long_leaves_room_for_those_that_come_and_go() -> Non
     await crowd.close()
 
 
-async def test_however_many_hang_who_does_not_gets_lent_slots() -> None:
+@pytest.mark.parametrize("demand", [True, False])
+async def test_however_many_hang_who_does_not_gets_lent_slots(demand: bool) -> None:
     clock = HandClock()
-    crowd = Crowd(slots_of(8, 2, clock=clock))
-    await crowd.add(" ".join(f"{owner}{n}" for owner in "abcdefg" for n in range(8)))
+    crowd = Crowd(slots_of(8, 8, clock=clock))
+    names = " ".join(f"{owner}{n}" for owner in "abcdefg" for n in range(8))
+    await crowd.add(names, demand=demand)
     assert crowd.slots.running == 8
-    await crowd.add("x1 x2")
+    await crowd.add("x1 x2", demand=demand)
     assert "x1" not in crowd.running()
     await clock.advance(SOON_S)
     crowd.heard("x1")
@@ -206,7 +208,7 @@ async def test_however_many_hang_who_does_not_gets_lent_slots() -> None:
     for n in range(3, 100):
         crowd.heard(f"x{n - 1}")
         await clock.advance(0.1)
-        await crowd.add(f"x{n}")
+        await crowd.add(f"x{n}", demand=demand)
         await crowd.end(f"x{n - 1}")
         assert f"x{n}" in crowd.running()
     for _ in range(20):
