@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from snapshotter.chunks.offload import offload
 from snapshotter.chunks.space import is_full
@@ -44,7 +45,7 @@ Source = Callable[[BlobRef], AsyncIterator[bytes]]
 
 
 class Ingest:
-    """Streams layers side by side, at most ``parallel`` at once; the others wait their turn."""
+    """Streams layers side by side, ``parallel`` of each registry at once; others wait."""
 
     def __init__(
         self,
@@ -65,7 +66,8 @@ class Ingest:
         self._on_refused = on_refused
         self._executor = executor
         self._clock = clock
-        self._slots = asyncio.Semaphore(parallel)
+        self._parallel = parallel
+        self._slots = WeakValueDictionary[str, asyncio.Semaphore]()
         self._rates = rates
         self._received = received
         self._jobs: dict[tuple[Digest, Digest], Job] = {}
@@ -200,7 +202,7 @@ class Ingest:
         try:
             if ending is not None:
                 await ending.finished.wait()
-            async with self._slots:
+            async with self._slots_of(job.blob.repository):
                 with Quiet(f"layer {job.blob.digest} of {job.blob.repository}") as job.quiet:
                     await self._try(job, source, keep)
         except (RefusedError, CorruptError) as error:
@@ -223,6 +225,11 @@ class Ingest:
             log.exception("indexing layer %s failed", job.blob.digest)
         finally:
             job.finished.set()
+
+    def _slots_of(self, repository: str) -> asyncio.Semaphore:
+        """Those of a registry: one that hangs holds up its own layers only. Gone when unused."""
+        registry = repository.partition("/")[0]
+        return self._slots.setdefault(registry, asyncio.Semaphore(self._parallel))
 
     async def _try(self, job: Job, source: Source | None, keep: bool) -> None:
         """Again after a fault that may pass, a bounded number of times and with rising waits.

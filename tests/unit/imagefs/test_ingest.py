@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from snapshotter.errors import (
     RefusedError,
     UnavailableError,
 )
+from tests.unit.fetch.conftest import until
 from tests.unit.imagefs.first_pulls import PLAIN, Scene, plain_layer, sha256
 
 
@@ -315,3 +317,15 @@ async def test_a_first_pull_that_failed_holds_nothing_but_its_reason(
     finally:
         gc.enable()
         logging.disable(logging.NOTSET)
+
+
+async def test_a_registry_that_hangs_holds_up_its_own_layers_only(scene: Scene) -> None:
+    scene.gate.clear()
+    plains = [plain_layer(b"x" * 1000, f"file{n}") for n in range(4)]
+    hanging = [scene.ingest.start(scene.add(plain), sha256(plain)) for plain in plains[:3]]
+    other = replace(scene.add(plains[3]), repository="other.example/app")
+    scene.ingest.start(other, sha256(plains[3]))
+    await until(lambda: scene.opened == 3)
+    assert [job.quiet is not None for job in hanging] == [True, True, False]
+    scene.gate.set()
+    assert await scene.ingest.wait(hanging[2], 20)
