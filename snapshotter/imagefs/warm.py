@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Digest
@@ -95,7 +96,8 @@ class Warmer:
         self._hindrance = hindrance
         self._clock = clock
         self._works: dict[tuple[Digest, Digest], _Work] = {}
-        self._turns = asyncio.Semaphore(LAYERS_AT_ONCE)
+        self._turns = WeakValueDictionary[str, asyncio.Semaphore]()
+        """Of each registry, while it is used: one that hangs holds up nobody else's images."""
         self.look_up: Callable[[ImageDocument], Awaitable[None]] = _look_nowhere
         """Finds indexes elsewhere, within its own time; what it has found is on the shelf then."""
 
@@ -191,7 +193,9 @@ class Warmer:
         await asyncio.gather(*ended, return_exceptions=True)
 
     async def _bring(self, blob: BlobRef, view: Digest) -> None:
-        async with self._views.keep(view), self._turns:
+        registry = blob.repository.partition("/")[0]
+        turns = self._turns.setdefault(registry, asyncio.Semaphore(LAYERS_AT_ONCE))
+        async with self._views.keep(view), turns:
             idle_rounds = 0
             while idle_rounds < ROUNDS:
                 before = self._views.here_bytes(view)

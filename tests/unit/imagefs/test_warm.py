@@ -7,6 +7,7 @@ import contextlib
 import gzip
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from snapshotter.imagefs.catalog import PIECE, Catalog, Image, Layer
 from snapshotter.imagefs.decision import ImageDocument
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.views import Views as RealViews
-from snapshotter.imagefs.warm import Warmer
+from snapshotter.imagefs.warm import LAYERS_AT_ONCE, Warmer
 from snapshotter.snapshots.database import Database
 from tests.fakes.lazy import digest
 from tests.unit.fetch.conftest import until
@@ -172,6 +173,17 @@ async def test_two_who_want_it_share_the_work_and_one_may_go(stage: Stage) -> No
     await second
     assert stage.scene.opened == 1
     assert len(stage.road.asked) == 1
+
+
+async def test_a_registry_that_hangs_holds_up_its_own_images_only(stage: Stage) -> None:
+    many = stage.document(*(f"layer{n}" for n in range(LAYERS_AT_ONCE + 1)))
+    one = replace(stage.document("", manifest="one"), repository="other.example/app")
+    stage.road.gate.clear()
+    warming = [asyncio.create_task(stage.warm(each)) for each in (many, one)]
+    await until(lambda: stage.road.running == LAYERS_AT_ONCE + 1)
+    assert one.layers[0].diff_id in [view for view, _ in stage.road.asked]
+    stage.road.gate.set()
+    await asyncio.gather(*warming)
 
 
 async def test_what_nobody_wants_any_more_ends(stage: Stage) -> None:
