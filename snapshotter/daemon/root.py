@@ -23,7 +23,7 @@ from snapshotter.daemon.groundwork import Groundwork, open_groundwork
 from snapshotter.daemon.indexes import Bench, Indexes, open_comparison, open_indexes, refuse
 from snapshotter.daemon.undo import Undo
 from snapshotter.errors import NoSpaceError, UnavailableError
-from snapshotter.fetch import Road
+from snapshotter.fetch import Road, SpreadStreams
 from snapshotter.image.index import LayerIndex
 from snapshotter.imagefs.completion import Completion
 from snapshotter.imagefs.datapath import DataPath
@@ -216,7 +216,7 @@ class Daemon:
             await refuse(catalog, decider, clock, blob, diff_id, reason)
 
         ingest = Ingest(
-            ground.registry,
+            SpreadStreams(ground.registry, ground.road.origins, clock),
             views.stage,
             ground.shelf.directory,
             refused,

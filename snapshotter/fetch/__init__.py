@@ -9,6 +9,7 @@ from __future__ import annotations
 from snapshotter.fetch.limits import RoadLimits
 from snapshotter.fetch.road import Road
 from snapshotter.fetch.sources import LayerSource, Sources
+from snapshotter.fetch.spread import SpreadStreams
 from snapshotter.fetch.tally import Tally
 
-__all__ = ["LayerSource", "Road", "RoadLimits", "Sources", "Tally"]
+__all__ = ["LayerSource", "Road", "RoadLimits", "Sources", "SpreadStreams", "Tally"]

@@ -95,6 +95,11 @@ class Road:
         self._ledgers: dict[Digest, Ledger] = {}
         self._closed = False
 
+    @property
+    def origins(self) -> Origins:
+        """How many connections the origins are worth; what else fetches from there counts too."""
+        return self._crew.origins
+
     async def ensure(
         self,
         view_id: Digest,

@@ -146,6 +146,6 @@ def test_too_many_requests_without_a_time_are_answered_by_fewer(
             for seed in range(4)
         ]
         assert all("Input/output error" in ended_well(process) for process in readers)
-        assert 2 <= len(registry.seen) <= storm(case)
+        assert 2 <= len(registry.seen) <= 2 * storm(case)  # a fetch from each place to begin asks
         registry.heal()
         assert scene.node.until(lambda: read_all(scene, case, root) == ["", ""], 40)
