@@ -253,7 +253,8 @@ async def test_metrics_show_the_fetches_that_are_under_way(bench: Bench) -> None
     assert not shown("running")
     bench.tier.gate.clear()
     ask = asyncio.create_task(bench.read(view, 0, 8192))
-    await until(lambda: shown("running"))
+    await until(lambda: shown("running") or ask.done())
+    assert not ask.done(), ask
     assert not shown("queued")
     bench.tier.gate.set()
     await ask
