@@ -36,6 +36,7 @@ from snapshotter.rpc.control import DrainState, PullEvent, Removal, WarmLayer, W
 from snapshotter.rpc.image_records import Record, choose, delete, every_record
 from snapshotter.rpc.pull import Puller, PullStep
 from snapshotter.status import Parts, containers, status_document
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -162,8 +163,7 @@ class DaemonOperations:
                 yield PullEvent(step.state, step.position, step.total, str(step.digest))
             await task
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_all([task])
 
     async def _remember_origin(self, resolved: ResolvedImage) -> None:
         """A second blob of a view that is here is a source for it, though nobody will prepare it.
@@ -270,8 +270,7 @@ class DaemonOperations:
             await parts.store.flush()
             yield self._left(failed)
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await end_all([work])
 
     def _incomplete(self) -> list[Digest]:
         found: dict[Digest, None] = {}

@@ -15,6 +15,7 @@ from snapshotter.chunks.space import Space
 from snapshotter.chunks.view import View
 from snapshotter.clock import Clock
 from snapshotter.errors import EmberError
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +46,8 @@ class Upkeep:
 
     async def stop(self) -> None:
         """End; what is under way is cancelled."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await end_all([self._task])
+        self._task = None
 
     async def turn(self) -> None:
         """Everything once."""

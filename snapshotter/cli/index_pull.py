@@ -18,8 +18,8 @@ from snapshotter.errors import ConfigError, NotFoundError, RefusedError
 from snapshotter.indexes.cache import refuse_a_nodes
 from snapshotter.indexes.fetched import fetch_into
 from snapshotter.indexes.find import Findings, Found, find
-from snapshotter.indexes.together import together
 from snapshotter.oci.reference import Reference, parse_reference
+from snapshotter.tasks import together
 
 _AT_ONCE = 4
 

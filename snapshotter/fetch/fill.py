@@ -7,9 +7,9 @@ road, behind everything else; what has come stays, whenever it is stopped.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from snapshotter.chunks.datafile import ClosedError
 from snapshotter.chunks.view import View
@@ -17,6 +17,7 @@ from snapshotter.clock import Clock
 from snapshotter.content import Extent
 from snapshotter.errors import UnavailableError
 from snapshotter.image.index import LayerIndex
+from snapshotter.tasks import together
 
 _PROVE_CHUNKS = 64
 _ROUNDS = 3
@@ -71,13 +72,8 @@ class Fill:
 
     async def _bring(self) -> None:
         windows = self._windows()
-        crew = [asyncio.create_task(self._work(windows)) for _ in range(self._speed.at_once)]
-        try:
-            await asyncio.gather(*crew)
-        finally:
-            for task in crew:
-                task.cancel()
-            await asyncio.gather(*crew, return_exceptions=True)
+        at_once = self._speed.at_once
+        await together([partial(self._work, windows)] * at_once, at_once)
 
     def _windows(self) -> Iterator[Extent]:
         """What to ask for, in order; each begins where decoding can."""

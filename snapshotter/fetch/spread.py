@@ -18,6 +18,7 @@ from snapshotter.content import BlobRef, Extent
 from snapshotter.errors import EmberError, RangeUnsupportedError, UnavailableError
 from snapshotter.fetch.pace import Connections, Origins, origin_of
 from snapshotter.oci.retry import pause_after
+from snapshotter.tasks import end_all
 
 PART_BYTES = 2 * 1024 * 1024
 MOST_PARTS = 8
@@ -130,10 +131,7 @@ class _Spread:
                 self._start_some()
         finally:
             self._over = True
-            tasks = [part.task for part in self._parts if part.task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_all(part.task for part in self._parts)
 
     def _start_some(self) -> None:
         """One range in any case; more while they are worth it, once the first has brought any."""

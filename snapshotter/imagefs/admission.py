@@ -8,12 +8,13 @@ before needs no registry.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from snapshotter.content import BlobRef
 from snapshotter.imagefs.catalog import Catalog, Layer
+from snapshotter.tasks import together
 
 ASKED_AT_ONCE = 16
 
@@ -41,16 +42,5 @@ class Admission:
             for layer in layers
             if not self._catalog.is_given(repository, layer.blob)
         }
-        slots = asyncio.Semaphore(ASKED_AT_ONCE)
-
-        async def ask(blob: BlobRef) -> None:
-            async with slots:
-                await self._giver.gives(blob)
-
-        tasks = [asyncio.create_task(ask(blob)) for blob in unknown.values()]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        asking = [partial(self._giver.gives, blob) for blob in unknown.values()]
+        await together(asking, ASKED_AT_ONCE)

@@ -31,6 +31,7 @@ from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.trust import Trust
 from snapshotter.imagefs.verdicts import Verdicts, Wrong
 from snapshotter.indexes.compare import shows_otherwise
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +99,7 @@ class Comparison:
 
     async def stop(self) -> None:
         """Stop in the middle; what was not compared is compared the next time."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_all([self._task])
 
     async def _run(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from typing import Protocol
 from snapshotter.clock import Clock
 from snapshotter.content import Digest
 from snapshotter.errors import EmberError
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +64,7 @@ class Completion:
 
     async def stop(self) -> None:
         """Stop in the middle; nothing that has arrived is lost."""
-        for task in (self._task, self._retry):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await end_all((self._task, self._retry))
 
     async def _run(self) -> None:
         while True:

@@ -18,6 +18,7 @@ from snapshotter.content import Digest
 from snapshotter.errors import EmberError
 from snapshotter.imagefs.catalog import Catalog, Image
 from snapshotter.imagefs.removal import Outcome
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +71,7 @@ class Departures:
 
     async def stop(self) -> None:
         """Stop; what has not gone goes under the next daemon."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_all([self._task])
 
     async def _run(self) -> None:
         while True:

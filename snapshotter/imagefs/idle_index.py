@@ -21,6 +21,7 @@ from snapshotter.imagefs.catalog import Layer
 from snapshotter.imagefs.decision import ImageDocument
 from snapshotter.imagefs.ingest import Ingest
 from snapshotter.imagefs.shelf import Shelf
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +83,7 @@ class IdleIndexer:
 
     async def stop(self) -> None:
         """Stop; what is half indexed is indexed again when it is asked for."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_all([self._task])
 
     def want(self, namespace: str, document: ImageDocument, layers: Sequence[Layer]) -> None:
         """Index ``layers`` once containerd has them."""

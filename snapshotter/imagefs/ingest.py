@@ -32,6 +32,7 @@ from snapshotter.image.indexer import LayerIndexer
 from snapshotter.imagefs.ingest_job import Job, Staging, Streams
 from snapshotter.imagefs.quiet import Quiet
 from snapshotter.imagefs.rates import Rates
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -189,9 +190,7 @@ class Ingest:
         It starts anew when the next daemon is asked for it.
         """
         self._closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         for job in self.jobs():
             job.error = _stopping(job.blob)
             job.finished.set()

@@ -27,6 +27,7 @@ from snapshotter.indexes.find import Source, likely, load
 from snapshotter.indexes.keys import Keyring
 from snapshotter.oci.documents import Descriptor
 from snapshotter.oci.reference import Reference, parse_reference
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -140,9 +141,7 @@ class Lookup:
     async def close(self) -> None:
         """End what is under way."""
         tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
 
     def forget(self, manifest: Digest) -> None:
         """Of an image that is removed nothing is remembered."""

@@ -23,6 +23,7 @@ from snapshotter.fetch.tally import Tally
 from snapshotter.imagefs.complaints import Complaints
 from snapshotter.imagefs.readahead import ReadAhead
 from snapshotter.imagefs.waiting import WaitingReads
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -114,13 +115,9 @@ class MissPump:
 
     async def stop(self) -> None:
         """Stop listening; what is unanswered waits in the kernel for a successor."""
-        if self._beginning is not None:
-            self._beginning.cancel()
-            await asyncio.gather(self._beginning, return_exceptions=True)
+        await end_all([self._beginning])
         asyncio.get_running_loop().remove_reader(self._guard.fileno())
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         await self._ahead.close()
         self._guard.stop()
         self._complaints.close()

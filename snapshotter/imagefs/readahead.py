@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ioengine.guard import Miss
 from snapshotter.content import CHUNK_BYTES, Digest, Extent
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +75,7 @@ class ReadAhead:
 
     async def close(self) -> None:
         """Read nothing more."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
 
     async def _read(self, view: Digest, extent: Extent) -> None:
         try:

@@ -25,6 +25,7 @@ from snapshotter.imagefs.provenance import Origin
 from snapshotter.imagefs.shelf import Shelf
 from snapshotter.imagefs.verdicts import Verdicts
 from snapshotter.indexes.publish import LocalIndex
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +99,7 @@ class Sharing:
 
     async def stop(self) -> None:
         """Stop in the middle; an artifact is there wholly or not at all."""
-        tasks = [*self._later.values(), *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all([*self._later.values(), self._task])
 
     def built(self, blob: Digest) -> None:
         """This node has built the index of ``blob``."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ioengine.guard import GuardCounts
 from snapshotter.clock import Clock
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +40,7 @@ class Starvation:
 
     async def stop(self) -> None:
         """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_all([self._task])
 
     async def _run(self) -> None:
         before, told = self._guard.counts(), False

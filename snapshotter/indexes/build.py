@@ -25,7 +25,6 @@ from snapshotter.indexes.cache import IndexCache
 from snapshotter.indexes.fetched import Blobs, fetch_into
 from snapshotter.indexes.find import Found
 from snapshotter.indexes.publish import LocalIndex
-from snapshotter.indexes.together import together
 from snapshotter.oci.documents import Descriptor
 from snapshotter.oci.manifest import Index, candidates, parse_manifest
 from snapshotter.oci.platform import Platform, host_platform
@@ -36,6 +35,7 @@ from snapshotter.oci.resolver import (
     ResolvedImage,
     resolve_image,
 )
+from snapshotter.tasks import together
 
 
 class LayerSource(Protocol):

@@ -32,7 +32,6 @@ from snapshotter.indexes.artifact import (
 from snapshotter.indexes.keys import SigningKey
 from snapshotter.indexes.layouts import INDEX_JSON
 from snapshotter.indexes.packing import pack
-from snapshotter.indexes.together import together
 from snapshotter.indexes.trust import sign
 from snapshotter.oci.attaching import attach
 from snapshotter.oci.documents import (
@@ -48,6 +47,7 @@ from snapshotter.oci.platform import Platform
 from snapshotter.oci.pushing import Body, BytesBody, Pusher
 from snapshotter.oci.reference import Reference, split_name
 from snapshotter.oci.resolver import ResolvedImage
+from snapshotter.tasks import together
 
 _AT_ONCE = 3
 _PIECE_BYTES = 1024 * 1024
@@ -248,16 +248,9 @@ def _listing(path: Path, entry: Descriptor) -> bytes:
     document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
     if path.exists():
         document = parse_object(path.read_bytes()[: DOCUMENT_LIMIT_BYTES + 1], str(path))
-    own = {
-        "mediaType": entry.media_type,
-        "digest": str(entry.digest),
-        "size": entry.size_bytes,
-        "artifactType": entry.artifact_type,
-        "annotations": entry.annotations,
-    }
     entries = objects(document, "manifests", str(path))
-    if all(known.get("digest") != own["digest"] for known in entries):
-        entries = [*entries, own]
+    if all(known.get("digest") != str(entry.digest) for known in entries):
+        entries = [*entries, entry.listed]
     return json.dumps({**document, "manifests": entries}).encode()
 
 

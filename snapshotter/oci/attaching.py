@@ -56,14 +56,7 @@ async def _list_under_tag(pusher: Pusher, image: Reference, entry: Descriptor) -
 def _merged(
     document: dict[str, Any], entries: list[dict[str, Any]], entry: Descriptor, what: str
 ) -> bytes:
-    own = {
-        "mediaType": entry.media_type,
-        "digest": str(entry.digest),
-        "size": entry.size_bytes,
-        "artifactType": entry.artifact_type,
-        "annotations": entry.annotations,
-    }
-    index = {**document, "mediaType": OCI_INDEX, "manifests": [*entries, own]}
+    index = {**document, "mediaType": OCI_INDEX, "manifests": [*entries, entry.listed]}
     data = json.dumps(index, separators=(",", ":")).encode()
     if len(data) > LIST_LIMIT_BYTES:
         raise RefusedError(f"{what}: the list is full; remove entries that nobody needs")

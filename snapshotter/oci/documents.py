@@ -51,6 +51,17 @@ class Descriptor:
     def is_index(self) -> bool:
         return self.media_type in INDEX_TYPES
 
+    @property
+    def listed(self) -> dict[str, Any]:
+        """The entry of an artifact in an index's ``manifests``."""
+        return {
+            "mediaType": self.media_type,
+            "digest": str(self.digest),
+            "size": self.size_bytes,
+            "artifactType": self.artifact_type,
+            "annotations": self.annotations,
+        }
+
 
 def digest_of(data: bytes, algorithm: str = "sha256") -> Digest:
     """The digest of ``data``."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from snapshotter.errors import EmberError
+from snapshotter.tasks import end_all
 
 T = TypeVar("T")
 
@@ -44,6 +45,4 @@ async def first_success(
                     failed(running.pop(ended), error)
         return []
     finally:
-        for left in running:
-            left.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_all(running)

@@ -18,6 +18,7 @@ from snapshotter.oci.hosts import TlsFiles
 from snapshotter.oci.http2 import Http2Connection
 from snapshotter.oci.limits import TransportLimits
 from snapshotter.oci.trust import HTTP_1_1, HTTP_2, Trust
+from snapshotter.tasks import end_all
 
 _UNSPOKEN_S = 3600.0
 _UNREACHED_S = 60.0
@@ -111,9 +112,6 @@ class Http2Peers:
     async def close(self) -> None:
         """Close every connection."""
         peers, self._peers = list(self._peers.values()), {}
-        tasks = [peer.dialling for peer in peers if peer.dialling is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(peer.dialling for peer in peers)
         for connection in list(self._connections):
             connection.close()

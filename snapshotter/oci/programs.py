@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snapshotter.errors import DeadlineError, UnavailableError
+from snapshotter.tasks import end_all
 
 _OUTPUT_LIMIT_BYTES = 1024 * 1024
 _AT_ONCE = 4
@@ -87,9 +88,7 @@ async def _converse(process: asyncio.subprocess.Process, stdin: bytes, name: str
     try:
         output, error = await asyncio.gather(*readers)
     finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
+        await end_all(readers)
     status = await process.wait()
     return Finished(status, output, error.decode("utf-8", "replace").strip()[-300:])
 

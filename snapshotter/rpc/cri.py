@@ -23,6 +23,7 @@ from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.pb.cri import images_pb2, images_pb2_grpc
 from snapshotter.rpc.pull import PullStep
 from snapshotter.rpc.remote import error_from_rpc
+from snapshotter.tasks import end_all
 
 NAMESPACE = "k8s.io"
 """The only namespace that CRI works in."""
@@ -101,8 +102,7 @@ class CriPuller:
             await self._follow(image, pulling, report)
             await pulling
         finally:
-            pulling.cancel()
-            await asyncio.gather(pulling, return_exceptions=True)
+            await end_all([pulling])
 
     async def _pull(self, name: str, login: Login | None) -> None:
         request = images_pb2.PullImageRequest(image=images_pb2.ImageSpec(image=name))

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection
 from snapshotter.clock import Clock
 from snapshotter.errors import EmberError
 from snapshotter.rpc.containerd import Containerd
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,7 @@ class Forgotten:
 
     async def stop(self) -> None:
         """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_all([self._task])
 
     async def _run(self) -> None:
         while True:

@@ -23,6 +23,7 @@ from snapshotter.rpc.blob_writer import metadata_for
 from snapshotter.rpc.containerd import Containerd
 from snapshotter.rpc.pb.containerd.services.leases.v1 import leases_pb2, leases_pb2_grpc
 from snapshotter.rpc.remote import error_from_rpc
+from snapshotter.tasks import end_all
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +55,7 @@ class PullLeases:
 
     async def stop(self) -> None:
         """Stop looking for leftovers; what is left then the next daemon finds."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_all([self._task])
 
     @asynccontextmanager
     async def hold(self, namespace: str) -> AsyncIterator[str]:

@@ -1,12 +1,23 @@
-"""Several pieces of work at once, so many and no more; the first fault ends all of them."""
+"""Several tasks as one: at once but so many and no more, and an end that leaves none running.
+
+It knows nothing of what the work is.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+async def end_all(tasks: Iterable[asyncio.Future[Any] | None]) -> None:
+    """Cancel ``tasks`` and wait until they are over, however they end; None is no task."""
+    ending = [task for task in tasks if task is not None]
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 async def together(works: Sequence[Callable[[], Awaitable[T]]], at_once: int) -> list[T]:
@@ -24,6 +35,4 @@ async def together(works: Sequence[Callable[[], Awaitable[T]]], at_once: int) ->
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
