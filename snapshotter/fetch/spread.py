@@ -15,17 +15,14 @@ from typing import Protocol
 
 from snapshotter.clock import Clock
 from snapshotter.content import BlobRef, Extent
-from snapshotter.errors import EmberError, RangeUnsupportedError, UnavailableError
+from snapshotter.errors import RangeUnsupportedError, UnavailableError
 from snapshotter.fetch.pace import Connections, Origins, origin_of
-from snapshotter.oci.retry import pause_after
+from snapshotter.oci.streaming import Resumption
 from snapshotter.tasks import end_all
 
 PART_BYTES = 2 * 1024 * 1024
 MOST_PARTS = 8
 """Ranges of one blob under way or waiting to be given out: what one stream holds in memory."""
-_RESUMES = 5
-_RESUME_DELAY_S = 0.25
-_LONGEST_PAUSE_S = 60.0
 
 
 class Blobs(Protocol):
@@ -159,9 +156,8 @@ class _Spread:
         part.task.add_done_callback(ended)
 
     async def _read(self, part: _Part) -> None:
-        failures = 0
+        length, resumption = part.left.length, Resumption(self._clock, progress_bytes=1)
         while part.left.length:
-            before = part.left.length
             try:
                 with self._connections.running():
                     part.is_queued = False
@@ -172,12 +168,4 @@ class _Spread:
                             self._begun = True
                             self._start_some()
             except UnavailableError as error:
-                failures = 1 if part.left.length < before else failures + 1
-                await self._pause(error, failures)
-
-    async def _pause(self, error: EmberError, failures: int) -> None:
-        """Wait before a range is taken up; the refusal of the very first is the caller's."""
-        pause_s = pause_after(error, failures, _RESUME_DELAY_S)
-        if not self._begun or failures > _RESUMES or pause_s > _LONGEST_PAUSE_S:
-            raise error
-        await self._clock.sleep(pause_s)
+                await resumption.pause(error, length - part.left.length, begun=self._begun)

@@ -22,6 +22,30 @@ _RESUME_DELAY_S = 0.25
 _LONGEST_PAUSE_S = 60.0
 
 
+class Resumption:
+    """How often a body that breaks off is taken up: a few times in a row that bring too little.
+
+    What brings ``progress_bytes`` or more since the last such place counts as a fresh start.
+    """
+
+    def __init__(self, clock: Clock, progress_bytes: int = _RESUME_PROGRESS_BYTES) -> None:
+        self._clock = clock
+        self._progress_bytes = progress_bytes
+        self._failures = self._mark = 0
+
+    async def pause(self, error: UnavailableError, done_bytes: int, *, begun: bool) -> None:
+        """Wait before the next try, or raise ``error``: too many tries, too long a pause, or
+        nothing has ``begun``, for the first answer's refusal is the caller's."""
+        if done_bytes - self._mark >= self._progress_bytes:
+            self._failures = 0
+            self._mark = done_bytes
+        self._failures += 1
+        pause_s = pause_after(error, self._failures, _RESUME_DELAY_S)
+        if not begun or self._failures > _RESUMES or pause_s > _LONGEST_PAUSE_S:
+            raise error
+        await self._clock.sleep(pause_s)
+
+
 class BlobOpener(Protocol):
     """Opens blobs, and wants to know of a body that broke off."""
 
@@ -38,10 +62,8 @@ class BlobStream:
     def __init__(self, opener: BlobOpener, blob: BlobRef, clock: Clock) -> None:
         self._opener = opener
         self._blob = blob
-        self._clock = clock
+        self._resumption = Resumption(clock)
         self._offset = 0
-        self._failures = 0
-        self._progress_mark = 0
 
     async def run(self) -> AsyncGenerator[bytes, None]:
         """The bytes; ends after exactly ``size_bytes`` or raises."""
@@ -64,7 +86,7 @@ class BlobStream:
                     return
                 if opened:
                     self._opener.broke_off(self._blob)
-                await self._pause(error)
+                await self._resumption.pause(error, self._offset, begun=self._offset > 0)
 
     async def _continue(self) -> tuple[Response, int]:
         """The next answer, and how many of its first bytes are known already."""
@@ -75,20 +97,6 @@ class BlobStream:
             return await self._opener.open_blob(self._blob, rest), 0
         except RangeUnsupportedError:
             return await self._opener.open_blob(self._blob, None), self._offset
-
-    async def _pause(self, error: UnavailableError) -> None:
-        """Wait before the next try, or raise ``error`` if too many brought too little.
-
-        Only a body that broke is taken up again; the first answer's refusal is the caller's.
-        """
-        if self._offset - self._progress_mark >= _RESUME_PROGRESS_BYTES:
-            self._failures = 0
-            self._progress_mark = self._offset
-        self._failures += 1
-        pause_s = pause_after(error, self._failures, _RESUME_DELAY_S)
-        if self._offset == 0 or self._failures > _RESUMES or pause_s > _LONGEST_PAUSE_S:
-            raise error
-        await self._clock.sleep(pause_s)
 
 
 async def exactly(response: Response, length_bytes: int, what: str) -> AsyncGenerator[bytes, None]:
